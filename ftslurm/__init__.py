@@ -20,9 +20,11 @@ _os.register_at_fork(after_in_child=_note_fork)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ftslurm import peer as peer
     from ftslurm.failures.decorator import record as record
     from ftslurm.fencing import RoundIsOver as RoundIsOver
     from ftslurm.fencing import commit as commit
+    from ftslurm.fencing import fence as fence
     from ftslurm.monitor.client import end_all_sections as end_all_sections
     from ftslurm.monitor.client import end_section as end_section
     from ftslurm.monitor.client import heartbeat as heartbeat
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from ftslurm.monitor.stop_client import should_stop as should_stop
     from ftslurm.monitor.stop_client import stop_reason as stop_reason
     from ftslurm.monitor.stop_client import time_left as time_left
-    from ftslurm.report.markdown import fence as fence
 
 _HOMES = {
     "RoundIsOver": "ftslurm.fencing",
@@ -63,21 +64,26 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Load the public names when one is first asked for, so that ``import ftslurm`` costs nothing (PEP 562).
+if not TYPE_CHECKING:  # else a misspelt name would pass as an object
 
-    All of them, and without interruption: a handler for SIGTERM that saves by ``commit`` must find it loaded, not half
-    imported.
-    """
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ftslurm' has no attribute {name!r}")
-    import signal
-    from importlib import import_module
+    def __getattr__(name: str) -> object:
+        """Load the public names when one is first asked for, so that ``import ftslurm`` costs nothing (PEP 562).
 
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        for public, home in _HOMES.items():
-            globals()[public] = getattr(import_module(home), public)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return globals()[name]
+        All of them, and without interruption: a handler for SIGTERM that saves by ``commit`` must find it loaded, not
+        half imported.
+        """
+        import signal
+        from importlib import import_module
+
+        if name == "peer":
+            # Alone: the one part that needs torch, which the script has imported.
+            return import_module("ftslurm.peer")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ftslurm' has no attribute {name!r}")
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            for public, home in _HOMES.items():
+                globals()[public] = getattr(import_module(home), public)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return globals()[name]

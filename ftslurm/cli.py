@@ -17,8 +17,9 @@ usage: ftslurm run [options] program [arguments]    run a program on all nodes, 
        ftslurm report [run directory | job id]      report the course and failures of a run
        ftslurm status [run directory | job id]      print the current state of a run
        ftslurm stop [run directory | job id]        have all ranks of a run leave at a common step
+       ftslurm stacks [run directory | job id]      show where all ranks of a running job are, and in which collective
        ftslurm list [directory]                     list your runs in a directory
-       ftslurm history [directory]                  report on all your runs in a directory; --failed: by cause and node
+       ftslurm history [directory]                  report on all your runs; --failed: by cause and node
        ftslurm restart [run directory | job id]     start a run again that has ended
        ftslurm clean [directory]                    show what old runs occupy; --yes: remove them
        ftslurm logs [run directory | job id]        print where a rank's output is, and its end; -f: follow it
@@ -39,6 +40,7 @@ COMMANDS = {
     "report": ("ftslurm.report.command", "main"),
     "status": ("ftslurm.status.command", "main"),
     "stop": ("ftslurm.status.stop", "main"),
+    "stacks": ("ftslurm.status.stacks", "main"),
     "list": ("ftslurm.runs.list_command", "main"),
     "history": ("ftslurm.runs.history_command", "main"),
     "restart": ("ftslurm.runs.restart_command", "main"),
@@ -125,10 +127,29 @@ def _command(words: Sequence[str]) -> int:
     if command in ("-h", "--help", "help"):
         show(USAGE)
         return 0
+    from ftslurm.similar import nearest
+
+    known = ["run", *(name for name in COMMANDS if name not in OF_FTSLURM), "health"]
+    if _starts_program(command, known):
+        import shlex
+
+        print_error(f"ftslurm: {command!r} is no command; to start a program: ftslurm run {shlex.join(words)[:200]}")
+        return 2
     wrong = f"unknown command {command!r}" if command else "expected a command"
-    known = ", ".join(["run", *(name for name in COMMANDS if name not in OF_FTSLURM), "health"])
-    print_error(f"ftslurm: {wrong}: {known}; see ftslurm --help")
+    meant = nearest(command, [*known, "--version", "--help"])
+    print_error(
+        f"ftslurm: {wrong}{f'; did you mean {meant}?' if meant else ':'} {', '.join(known)}; see ftslurm --help"
+    )
     return 2
+
+
+def _starts_program(word: str, known: Sequence[str]) -> bool:
+    """Return whether a command line begins as that of `ftslurm run`: with a script, or an option of it."""
+    if word.startswith("--"):
+        from ftslurm.similar import nearest
+
+        return nearest(word, ("--version", "--help")) is None
+    return word not in known and (word.endswith(".py") or os.path.isfile(word))
 
 
 def _hold_standard_streams() -> None:

@@ -38,6 +38,11 @@ EXAMPLES = {
         ("ftslurm history --since 30d", "the runs of 30 days, their effective training time"),
         ("ftslurm history --failed --since 7d", "failures by cause and by node, and what they cost"),
         ("ftslurm history --since 90d -o history.html", "one page"),
+        ("ftslurm history --events 4711", "what happened to job 4711's run: rounds, failures, decisions"),
+    ),
+    "ftslurm stacks": (
+        ("ftslurm stacks 4711", "where all ranks of job 4711 are now, and in which collective; it goes on"),
+        ("ftslurm stacks --full", "the newest run here, with the frames inside of libraries"),
     ),
     "ftslurm stop": (
         ("ftslurm stop 4711 --wait 600", "all ranks save and leave at a common step; wait for that"),

@@ -12,6 +12,7 @@ from ftslurm.terminal import print_error
 from ftslurm.text import duration_s
 
 _CHOICE = re.compile(r"invalid choice: (.*) \(choose from (.*)\)\Z", re.DOTALL)
+_UNKNOWN = re.compile(r"unrecognized arguments: (--?[\w-]+)")
 _RUNS = "where runs are (default: $FTSLURM_SHARED_DIR, ./ftslurm-runs)"
 _LONGEST_S = 3650 * 86_400
 
@@ -28,8 +29,22 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and leave with the exit code of a wrong usage."""
-        print_error(f"{self.prog}: {plain(message)}; see {self.prog} --help")
+        print_error(f"{self.prog}: {plain(message)}{self._meant(message)}; see {self.prog} --help")
         raise SystemExit(EXIT_USAGE)
+
+    def _meant(self, message: str) -> str:
+        """Return the question whether another option or choice was meant; empty: none is similar."""
+        from ftslurm.similar import nearest
+
+        unknown = _UNKNOWN.match(message)
+        chosen = _CHOICE.search(message)
+        if unknown:
+            meant = nearest(unknown[1], self._option_string_actions)
+        elif chosen:
+            meant = nearest(chosen[1].strip("'"), re.findall(r"[\w-]+", chosen[2]))
+        else:
+            meant = None
+        return f"; did you mean {meant}?" if meant else ""
 
 
 def plain(message: str) -> str:
@@ -63,6 +78,14 @@ def add_shared_dir(parser: argparse.ArgumentParser) -> None:
 def add_runs_directory(parser: argparse.ArgumentParser) -> None:
     """Add the argument by which a command takes all runs of a directory: `directory`."""
     parser.add_argument("directory", nargs="?", metavar="DIR", help=_RUNS)
+
+
+def wait_s(text: str) -> float:
+    """Parse a time to wait into seconds, as the type of an option."""
+    seconds = duration_s(text)
+    if seconds is None or seconds > 1e9:
+        raise argparse.ArgumentTypeError(f"expected a time (such as 30 or 10m), found {text!r}")
+    return seconds
 
 
 def duration_ns(text: str) -> int:

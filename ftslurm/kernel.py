@@ -384,3 +384,16 @@ def soft_limit(name: str) -> int:
         line = next(line for line in file if line.startswith(name))
     value = line.removeprefix(name).split()[0]
     return -1 if value == "unlimited" else int(value)
+
+
+def schedstat(process: str) -> tuple[float, float] | None:
+    """Return the seconds that the first thread of ``/proc/PID`` spent on a CPU and in a run queue.
+
+    None: the process is gone, or the kernel has no CONFIG_SCHED_INFO. From its Documentation/scheduler/sched-stats.rst.
+    """
+    try:
+        with open(f"{process}/schedstat", "rb") as file:
+            ran, queued, _ = file.read().split()
+        return int(ran) / 1e9, int(queued) / 1e9
+    except (OSError, ValueError):
+        return None

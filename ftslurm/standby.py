@@ -1,9 +1,9 @@
-"""A worker that a spare node starts ahead: it imports the given modules, then waits for the order that assigns its
-rank.
+"""A worker that is started ahead of its round: it imports modules, then waits for the order that assigns its rank.
 
 Its standard input is a socket to the agent. There it reports what could not be imported and that it is ready, and reads
 its order: the worker's whole environment and the arguments of its command line. What is left afterwards is what a
 worker started only then would be once its script has imported the same: environment, streams, free descriptor numbers.
+When packages were installed or removed meanwhile, it starts anew by execve(2) instead.
 
 Imports as little as it can itself: what is in ``sys.modules`` here is there for the user's program, too.
 """
@@ -14,14 +14,19 @@ import _signal  # type: ignore[import-not-found]  # the module below `signal`, w
 import os
 import sys
 
+from ftslurm import round_variables
+from ftslurm.standby_imports import import_ahead, read_list
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 LONGEST_PROBLEM = 300
 _FOR_WORKERS = (_signal.SIGUSR1, _signal.SIGUSR2)
 _MFD_CLOEXEC = 1
 _FIRST_FD = 200  # out of the way of what the modules open
+_OOM_SCORE = "/proc/self/oom_score_adj"
+_FIRST_VICTIM = b"1000"
 
 
 class Standby:
@@ -29,6 +34,9 @@ class Standby:
 
     def __init__(self) -> None:
         self._before = dict(os.environ)
+        self._installed = _stamps()
+        # When memory is short, the kernel takes this one before any rank. It may be lowered again (proc(5)).
+        self._oom_score = _replace_content(_OOM_SCORE, _FIRST_VICTIM)
         # "Please save a checkpoint", which Slurm may send to every process of a step: not yet.
         self._handlers = {number: _signal.signal(number, _signal.SIG_IGN) for number in _FOR_WORKERS}
         self._channel = _move_up(0)
@@ -41,36 +49,57 @@ class Standby:
         for fd, output in self._output.items():
             os.dup2(output, fd)
 
-    def prepare(self, modules: Sequence[str], argv: list[str], place: str | None) -> None:
-        """Import the modules as the script would; one that cannot be imported is ordered to the agent and left out.
+    def prepare(self, order: Mapping[str, str], argv: list[str], place: str | None) -> None:
+        """Import the modules as the script would; report to the agent what cannot be, or must not be imported ahead.
+
+        Does not return if a module makes this process unusable, see `ftslurm.standby_imports`.
 
         Args:
-            modules: their names, dots allowed.
-            argv: what they find as `sys.argv`.
-            place: the first entry of `sys.path` meanwhile; None: as it is.
+            order: the options by which this was started, see `ftslurm.worker`.
+            argv: what the modules find as `sys.argv`.
+            place: the first entry of `sys.path` for modules that the user has named; None: as it is.
         """
+        variables: dict[str, str] = {}
+        if auto := order["standby"] == "auto":
+            place = None
+            modules, variables = read_list(order["standby-list"])
+        else:
+            modules = order["standby"].split(",")
+        without = order.get("standby-without", "").split(",")
+        modules = [name for name in modules if name.partition(".")[0] not in without]
         old, sys.argv = sys.argv, argv
         if place is not None:
             sys.path.insert(0, place)
-        for name in modules:
-            try:
-                __import__(name)
-            except BaseException as error:  # A module may end its program, too.
+
+        def report(name: str, error: BaseException) -> None:
+            # A list has names that exist only when another module has made them.
+            if not auto:
                 self._send(f"problem {name}: {_describe(error)}"[:LONGEST_PROBLEM])
+
+        unusable = import_ahead(modules, float(order.get("standby-share", 1)), report)
         sys.argv = old
         if place is not None and place in sys.path:
             sys.path.remove(place)
-        self._send("ready")
+        # What the modules change in the environment themselves has changed here, too, and to the same values.
+        own = round_variables.changed_variables() if variables else {}
+        if changed := [name for name, value in variables.items() if own.get(name) != value]:
+            self._send(f"refused {' '.join(sorted(changed))}"[:LONGEST_PROBLEM])
+            os._exit(0)
+        self._send("ready" if unusable is None else f"unusable {unusable}")
+        if unusable is not None:
+            os._exit(0)
 
     def await_order(self) -> list[str]:
         """Wait; become the worker of the order and return the arguments of its command line.
 
-        Does not return when there will be none: the agent has gone, or needs this process no more.
+        Does not return when there will be none (the agent has gone, or needs this process no more), or when the
+        installed packages have changed.
         """
         order = _read_order(self._channel)
         if order is None:
             os._exit(0)
         arguments, environment = order
+        round_variables.ordered = environment
         _set_environment(merged(self._before, dict(os.environ), environment))
         sys.orig_argv = [*sys.orig_argv[: sys.orig_argv.index("--parent")], *arguments]
         os.close(self._channel)
@@ -80,6 +109,10 @@ class Standby:
         for fd, stream in self._streams.items():
             os.dup2(stream, fd)
             os.close(stream)
+        if self._oom_score:
+            _replace_content(_OOM_SCORE, self._oom_score)
+        if _stamps() != self._installed:
+            os.execve(sys.executable, sys.orig_argv, environment)
         return arguments
 
     def repeat_output(self) -> None:
@@ -146,6 +179,38 @@ def _pair(item: str) -> tuple[str, str]:
     # As os.environ reads it: a name may begin with "=".
     name, _, value = item[1:].partition("=")
     return item[:1] + name, value
+
+
+def _stamps() -> list[tuple[str, int]]:
+    """Return when a package was installed or removed last, per directory of packages.
+
+    Each that pip installs, replaces or removes has a directory or file of its own there, named by its version. Files
+    that are edited in place are not noticed.
+    """
+    stamps = []
+    for place in sys.path:
+        if place.rstrip("/").endswith("-packages"):
+            try:
+                stamps.append((place, os.stat(place).st_mtime_ns))
+            except OSError:
+                stamps.append((place, 0))
+    return stamps
+
+
+def _replace_content(path: str, content: bytes) -> bytes:
+    """Write a file of /proc and return what it had; empty if that is not possible."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        before = os.read(fd, 64).strip()
+        os.write(fd, content)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return before
 
 
 def _describe(error: BaseException) -> str:

@@ -10,6 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
+ERROR, WARNING, INFO, DEBUG = 40, 30, 20, 10
+"""Levels of the lines of a run, by the numbers of Python's `logging`."""
+LEVELS = {"error": ERROR, "warning": WARNING, "info": INFO, "debug": DEBUG}
+_least_level = INFO
 _output_failed = False
 
 
@@ -47,9 +51,21 @@ def print_error(*lines: str) -> None:
     _write(sys.stderr, "".join(f"{line if line.isprintable() else _escaped(line)}\n" for line in lines))
 
 
-def complain(text: str, *more: str) -> None:
-    """Write lines of ftslurm to stderr at once."""
-    print_error(f"ftslurm: {text}", *more)
+def complain(text: str, *more: str, level: int = ERROR) -> None:
+    """Write lines of ftslurm to stderr at once, unless lines of that level are left out."""
+    if is_shown(level):
+        print_error(f"ftslurm: {text}", *more)
+
+
+def set_level(level: int) -> None:
+    """Leave out lines below that level, in this process."""
+    global _least_level
+    _least_level = level
+
+
+def is_shown(level: int) -> bool:
+    """Tell whether lines of that level are shown."""
+    return level >= _least_level
 
 
 def _escaped(line: str) -> str:

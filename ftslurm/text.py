@@ -20,8 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-_UNITS_S = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
-_DURATION = r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})?[wdhms])+"
+_UNITS_S = {"w": 604_800, "d": 86_400, "h": 3600, "min": 60, "m": 60, "s": 1}
+_DURATION_PART = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(min|[wdhms])"
 _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Escape sequences first, so that their printable remainder is removed too.
 _ESCAPES = (
@@ -67,13 +67,12 @@ def duration(seconds: float | None) -> str:
 def duration_s(text: str) -> float | None:
     """Return the seconds of a duration as options take it everywhere: `90`, `1.5h`, `1d12h`; None if it is none.
 
-    Units are w, d, h, m and s; a plain number is seconds.
+    Units are w, d, h, m or min, and s; a plain number is seconds.
     """
     if not text.isascii() or "_" in text:
         return None
-    if re.fullmatch(_DURATION, text):
-        parts = re.findall(r"([0-9.]+)([wdhms])", text)
-        return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    if re.fullmatch(f"(?:{_DURATION_PART})+", text):
+        return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_DURATION_PART, text))
     try:
         seconds = float(text)
     except ValueError:

@@ -1,8 +1,8 @@
 """Start one worker: the user's program exactly as plain Python runs it, but with a record of its failure.
 
-``python -u -m ftslurm.worker --parent PID [--container DIRECTORY] [--standby MODULES] [--log-root DIRECTORY]
-[--log-stdout FILE] [--log-stderr FILE] (--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the
-agent, never by people.
+``python -u -m ftslurm.worker --parent PID [--container DIRECTORY] [--standby auto|MODULES [--standby-list FILE]
+[--standby-without MODULES] [--standby-share SHARE]] [--log-root DIRECTORY] [--log-stdout FILE] [--log-stderr FILE]
+(--script FILE | --module NAME | --exec PROGRAM) -- ARGS...``; called by the agent, never by people.
 ``python -u .../ftslurm/boot/worker.py`` with the same arguments starts faster, see there.
 
 How the traceback stays the user's own: an exception is recorded here and then raised on, so that the
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 USAGE_ERROR = 2
 DO_NOT_RESTART = 78
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_THREADS_S = 0.01
 
 
 class Order:
@@ -34,7 +35,7 @@ class Order:
     def __init__(self) -> None:
         self.parent = 0
         self.container = ""
-        self.standby: list[str] = []
+        self.standby: dict[str, str] = {}
         self.kind = ""
         self.target = ""
         self.log: dict[int, str] = {}
@@ -61,8 +62,8 @@ def parse(arguments: list[str]) -> Order:
             order.parent = int(value)
         elif argument == "--container":
             order.container = value
-        elif argument == "--standby":
-            order.standby = value.split(",")
+        elif argument in ("--standby", "--standby-list", "--standby-without", "--standby-share"):
+            order.standby[argument[2:]] = value
         elif argument in ("--log-stdout", "--log-stderr"):
             order.log[1 if argument == "--log-stdout" else 2] = value
         elif argument == "--log-root":
@@ -107,6 +108,10 @@ def main(arguments: list[str]) -> None:
     if order.kind == "exec":
         _become(order.target, order.arguments, recorder)
     recorder.watch_fatal_signals()
+    from ftslurm.monitor.flight_server import arm
+
+    arm()
+    _watch_imports()
     run = _run_module if order.kind == "module" else _run_script
     try:
         run(order.target, order.arguments, recorder)
@@ -115,6 +120,21 @@ def main(arguments: list[str]) -> None:
         if not isinstance(error, SystemExit):
             _hide_own_frames()
         raise
+    finally:
+        _let_threads_finish()
+
+
+def _let_threads_finish() -> None:
+    """Let torch's threads have the interpreter once more before it ends.
+
+    One of gloo that still has to drop a tensor of the last collective waits for it, and aborts the process if Python
+    ends instead ("terminate called without an active exception"; torch 2.13, half of all jobs of four ranks that end
+    right after a collective).
+    """
+    if "torch.distributed" in sys.modules:
+        import time
+
+        time.sleep(_THREADS_S)
 
 
 def _die_with(parent: int) -> None:
@@ -201,9 +221,27 @@ def _become(program: str, arguments: list[str], recorder: Recorder) -> NoReturn:
         recorder.stop(126, f"cannot start {program}: {getattr(problem, 'strerror', None) or problem}")
 
 
+def _watch_imports() -> None:
+    """Have what the script does not report noticed where torch has hooks for it."""
+    if "FTSLURM_RECORD_DIR" not in os.environ:
+        return
+    from ftslurm.import_hook import after_import
+
+    if os.environ.get("FTSLURM_AUTO_PROGRESS") == "on":
+        after_import("torch.optim.optimizer", _watch_optimizers)
+
+
+def _watch_optimizers() -> None:
+    from ftslurm.monitor.optimizer_steps import watch
+
+    watch()
+
+
 def _run_script(path: str, arguments: list[str], recorder: Recorder) -> None:
     """What ``python -u path arguments`` does (CPython: Modules/main.c, pymain_run_python)."""
     sys.argv = [path, *arguments]
+    # Programs that start themselves anew take it.
+    sys.orig_argv = [sys.orig_argv[0], "-u", *sys.argv]
     module = _fresh_main()
     if _is_importable_place(path):
         sys.path.insert(0, _absolute(path))
@@ -227,6 +265,7 @@ def _run_script(path: str, arguments: list[str], recorder: Recorder) -> None:
 def _run_module(name: str, arguments: list[str], recorder: Recorder) -> None:
     """What ``python -u -m name arguments`` does."""
     sys.argv = ["-m", *arguments]
+    sys.orig_argv = [sys.orig_argv[0], "-u", "-m", name, *arguments]
     if not _safe_path():
         try:
             sys.path.insert(0, os.getcwd())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ftslurm.dataclasses import dataclass
 from ftslurm.records.state import Failure, Hang, Master, Participant, State
 from ftslurm.records.stop import StopRequest
+from ftslurm.terminal import INFO
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,12 @@ class Moment:
 
 @dataclass(frozen=True)
 class Assignment:
-    """This node's part in a round; `nodes` take part, in the order of their group ranks; `avoid`: bad checkpoints."""
+    """This node's part in a round; `nodes` take part, in the order of their group ranks; `avoid`: bad checkpoints.
+
+    Attributes:
+        first_role_rank, role_world_size: as `first_rank` and `world_size`, of the nodes with this node's role; None and
+            0: all have the same role.
+    """
 
     round: int
     attempt: str
@@ -31,12 +37,15 @@ class Assignment:
     max_restarts: int
     nodes: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
+    first_role_rank: int | None = None
+    role_world_size: int = 0
 
 
 def assignment_of(state: State, part: Participant) -> Assignment | None:
     """Return a participant's part in the state's round; None while the round has no master."""
     if state.master is None:
         return None
+    same = [one for one in state.participants if one.role == part.role]
     return Assignment(
         state.round,
         state.attempt,
@@ -50,6 +59,11 @@ def assignment_of(state: State, part: Participant) -> Assignment | None:
         state.max_restarts,
         tuple(participant.node for participant in state.participants),
         state.avoid,
+        *(
+            (sum(one.slots for one in same if one.group_rank < part.group_rank), sum(one.slots for one in same))
+            if len(same) < len(state.participants)
+            else ()
+        ),
     )
 
 
@@ -99,9 +113,10 @@ class GuardianEnded:
 
 @dataclass(frozen=True)
 class StandbyEnded:
-    """A standby worker has ended before it was used."""
+    """A standby worker has ended before it was used; ``by_itself``: it was not found to be unusable."""
 
     local_rank: int
+    by_itself: bool = True
 
 
 # Actions
@@ -131,14 +146,18 @@ class Signal:
 
 @dataclass(frozen=True)
 class CollectStacks:
-    """Collect the stacks of these workers; answer with `on_stacks_collected` when done or timed out.
+    """Collect stacks and records of collectives of these workers; answer with `on_stacks_collected` in bounded time.
 
     Attributes:
-        stop: why they are stopped from outside, before which their stacks are collected; None: a rank hangs.
+        stop: why they are stopped from outside, before which this is done; None: a rank hangs.
+        after: why ftslurm may have stopped ranks of the round before, see `FlightRecord`; None: it has not.
+        urgent: the ranks need the time, as those that Slurm kills soon.
     """
 
     local_ranks: tuple[int, ...]
     stop: str | None = None
+    after: str | None = None
+    urgent: bool = True
 
 
 @dataclass(frozen=True)
@@ -157,7 +176,18 @@ class StartStandbys:
 
 @dataclass(frozen=True)
 class KillLeftovers:
-    """Kill everything that workers left behind, and standby workers; answer with `on_swept` when nothing is left."""
+    """Kill everything that workers left behind; answer with `on_swept` when nothing is left.
+
+    Attributes:
+        keep_standbys: standby workers stay, for the next round.
+    """
+
+    keep_standbys: bool = False
+
+
+@dataclass(frozen=True)
+class DropStandbys:
+    """End all standby workers: no round follows here."""
 
 
 @dataclass(frozen=True)
@@ -210,9 +240,10 @@ class ForgetRound:
 
 @dataclass(frozen=True)
 class Log:
-    """Log one line for the user."""
+    """Log one line for the user; `level`: of `ftslurm.terminal`."""
 
     text: str
+    level: int = INFO
 
 
 @dataclass(frozen=True)
@@ -226,6 +257,7 @@ Action = (
     Prepare
     | Spawn
     | StartStandbys
+    | DropStandbys
     | Signal
     | CollectStacks
     | Compare

@@ -15,44 +15,52 @@ from ftslurm.agent.environment import RunFacts
 from ftslurm.agent.grace import kill_wait_s, orderly_grace_s
 from ftslurm.agent.guardian import SupervisorPipe
 from ftslurm.agent.option_groups import OFF, RunOptions
-from ftslurm.agent.options import parse_run
-from ftslurm.agent.output import Console, log_at_once
+from ftslurm.agent.output import Console, LinesAtOnce, log_at_once
 from ftslurm.agent.placement import LOCAL_NODE, Placement
 from ftslurm.agent.preflight import (
     CheckedRun,
     check,
     only_agent,
     open_directories,
+    read_options,
     unique_name,
+    warn_of_differences,
     warn_of_exposed,
     warn_of_misspelt,
     write_attempt,
 )
+from ftslurm.agent.torchrun_options import WrongOptions
 from ftslurm.dataclasses import replace
 from ftslurm.health.check import QUICK, request_for
 from ftslurm.kernel import STOPPING, share_heap
 from ftslurm.local_directory import remove_tree
 from ftslurm.records.state import EXIT_FAILED, EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError
-from ftslurm.terminal import UsageError, complain, print_error
+from ftslurm.terminal import INFO, WARNING, UsageError, complain, print_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.agent.containment import Containment, Defect
     from ftslurm.agent.defect_records import DefectRecords
+    from ftslurm.agent.doorbell import Doorbell
     from ftslurm.agent.early_check import EarlyCheck
+    from ftslurm.agent.exclusion import Excluder
     from ftslurm.agent.health_monitor import HealthSettings
     from ftslurm.agent.node_agent import NodeAgent
     from ftslurm.agent.ports import ReservedPort
     from ftslurm.agent.settings import AgentSettings
+    from ftslurm.event_log.writer import EventLog
     from ftslurm.nodes.exclude import Exclusions
     from ftslurm.records.node import NodeRecord
     from ftslurm.records.state import State
+    from ftslurm.rendezvous.contacts import Contacts
     from ftslurm.rendezvous.observation import Timing
 
 DEFECTS_S = 2.0
 """Seconds that writing the records of defects may take at the end."""
 NOTHING: list[str] = []
+PARENT_ERROR = "TORCHELASTIC_ERROR_FILE"
+"""Set by a launcher above this one: where it expects the first failure."""
 # Errors caused by limits and seccomp profiles while an agent is set up.
 REFUSALS = (errno.EPERM, errno.EACCES, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)
 
@@ -66,7 +74,7 @@ def main(arguments: Sequence[str], supervisor: SupervisorPipe, early: EarlyCheck
         early: will run the first health check.
     """
     try:
-        options = parse_run(arguments, os.environ)
+        options = read_options(arguments, os.environ)
         launches = options.placement.local_nodes and LOCAL_NODE not in os.environ
         warn_of_misspelt(os.environ)
         if options.placement.dry_run:
@@ -82,7 +90,11 @@ def main(arguments: Sequence[str], supervisor: SupervisorPipe, early: EarlyCheck
             return launch(options, arguments, supervisor)
         return run_agent(options, supervisor, early)
     except (UsageError, RunDirectoryError) as error:
-        complain(str(error))
+        # What is wrong on the command line is wrong on all nodes.
+        refused = isinstance(error, WrongOptions)
+        if not (refused and os.environ.get("SLURM_PROCID", "0") != "0"):
+            # Nothing else has several lines: the name of a directory may contain a line's end.
+            complain(*(str(error).split("\n") if refused else [str(error)]))
         return EXIT_USAGE
     except Exception as error:
         defect = _defect(error)
@@ -108,8 +120,9 @@ def run_agent(options: RunOptions, supervisor: SupervisorPipe, early: EarlyCheck
     run, logs = open_directories(options.output, placement.run_dir)
     if placement.job is None and LOCAL_NODE not in os.environ:
         warn_of_exposed(run, logs)
+        warn_of_differences(options, os.environ, run.root, logs)
     if placement.position == 0 and checked.choice is not None:
-        complain(f"--nproc-per-node auto: {checked.choice}")
+        complain(f"--nproc-per-node auto: {checked.choice}", level=INFO)
     # Links on the way are followed once: one that is changed while the run goes on leads into no other run.
     run, logs = RunDirectory(os.path.realpath(run.root)), logs and os.path.realpath(logs)
     lock = only_agent(run, placement)
@@ -138,6 +151,11 @@ def run_agent(options: RunOptions, supervisor: SupervisorPipe, early: EarlyCheck
         code = _end_by(_defect(error), records, supervisor)
     # The run may be continued while its report is written.
     lock.release()
+    if code and LOCAL_NODE not in os.environ and os.environ.get(PARENT_ERROR):
+        from ftslurm.job_end.parent_error import tell_parent
+
+        if problem := tell_parent(run.root, os.environ):
+            complain(problem)
     if placement.job is None and LOCAL_NODE not in os.environ and os.environ.get("FTSLURM_REPORT") != "0":
         for number in STOPPING:
             # No handler is needed any more, and a report that cannot be written must stay killable.
@@ -161,10 +179,8 @@ def _supervise(
     incarnation: str,
     defects: DefectRecords,
 ) -> int:
-    from ftslurm.agent.containment import DOORBELL, EXCLUSION, OUTPUT, Containment, Defect
+    from ftslurm.agent.containment import EXCLUSION, OUTPUT, Containment, Defect
     from ftslurm.agent.courier import CourierThread
-    from ftslurm.agent.doorbell import Doorbell
-    from ftslurm.agent.exclusion import Excluder
     from ftslurm.agent.machine import AgentMachine
     from ftslurm.agent.node_agent import make_agent
     from ftslurm.agent.ports import lowest_ephemeral
@@ -172,7 +188,7 @@ def _supervise(
     from ftslurm.records.node import Predecessor, first_record
     from ftslurm.rendezvous.member import Member
     from ftslurm.rendezvous.observation import RunSpec
-    from ftslurm.rendezvous.pace import Pace
+    from ftslurm.rendezvous.pace import QUIET_HEARTBEATS, Pace
     from ftslurm.sharedfs.clock import server_clock
     from ftslurm.sharedfs.filesystem import PosixFileSystem
 
@@ -192,6 +208,7 @@ def _supervise(
         host=os.uname().nodename,
         address=placement.address,
         predecessor=before,
+        role=options.program.role,
     )
     fs = PosixFileSystem(owner=os.geteuid())
     containment = Containment()
@@ -201,19 +218,15 @@ def _supervise(
         exclusion = (_look_up, exclusions, placement.node)
         record = replace(record, excluded=containment.call(EXCLUSION, None, *exclusion))
     heartbeat_s = options.timing.heartbeat_s
-    pace = Pace(heartbeat_s=heartbeat_s, follow_s=min(1.0, heartbeat_s))
-    timing = _timing(options)
-    none = {"port": 0, "fileno": lambda: -1, "deadline": None}
-    bell = containment.hold(
-        DOORBELL, Doorbell, placement.address, incarnation, time.monotonic, options.placement.port_range, answers=none
-    )
+    pace = Pace(heartbeat_s=heartbeat_s, follow_s=min(1.0, heartbeat_s), quiet_s=QUIET_HEARTBEATS * heartbeat_s)
+    bell, contacts = _doorbell(placement, incarnation, options.placement.port_range, containment)
+    clocks = (time.monotonic, time.time_ns)
     clock = server_clock(run.nodes, time.monotonic)
-    member = Member(
-        fs, run, run_spec, record, timing, pace, time.monotonic, time.time_ns, wake_agents=bell.ring, clock=clock
-    )
+    facts = (fs, run, run_spec, record, _timing(options), pace, *clocks)
+    member = Member(*facts, wake_agents=bell.ring, clock=clock, contacts=contacts)
     courier = CourierThread(member, time.monotonic)
     containment.connect(courier.post)
-    settings = _settings(checked, run, logs, supervisor)
+    settings = replace(_settings(checked, run, logs, supervisor), cpus=_cpus(checked, containment))
     machine = AgentMachine(
         placement.node,
         incarnation,
@@ -221,18 +234,14 @@ def _supervise(
         checked.slots,
         options.timing.grace_s,
         kill_wait_s(placement),
-        bool(settings.spare_imports),
+        bool(settings.warm_imports),
         orderly_grace_s(options, placement),
     )
     reserve = partial(_reserve, lowest_ephemeral(), options.placement.port_range)
     share_heap()
-    console = containment.hold(
-        OUTPUT, Console, placement.node, answers={"log": lambda text: log_at_once(placement.node, text)}
-    )
-    facts = (placement.run_id, time.time_ns, console.log, _drain(options, placement))
-    excluder = containment.hold(
-        EXCLUSION, Excluder, options.exclusion, exclusions, *facts, answers={"finish": lambda _: True}
-    )
+    console = containment.hold(OUTPUT, Console, placement.node, answers=LinesAtOnce(placement.node).answers)
+    recorders = (run, exclusions, courier.send, console, containment)
+    events, excluder = _recorders(options, placement, incarnation, *recorders)
     agent = make_agent(
         settings,
         machine,
@@ -241,10 +250,11 @@ def _supervise(
         console,
         fs,
         run,
-        lambda: reserve(console.log),
+        lambda: reserve(console.warn),
         bell,
         health,
         excluder,
+        events,
         containment,
         defects,
         supervisor.explain,
@@ -258,6 +268,48 @@ def _supervise(
             complain(defect.message("as this agent leaves", defects.write(defect, 0)))
     defects.finish(DEFECTS_S)
     return code
+
+
+def _recorders(
+    options: RunOptions,
+    placement: Placement,
+    incarnation: str,
+    run: RunDirectory,
+    exclusions: Exclusions,
+    send: Callable[..., None],
+    console: Console,
+    containment: Containment,
+) -> tuple[EventLog, Excluder]:
+    """Return what records the run's events, and exclusions of nodes for later jobs; `send` runs a task."""
+    from ftslurm.agent.containment import EVENTS, EXCLUSION
+    from ftslurm.agent.exclusion import Excluder
+    from ftslurm.event_log.writer import EventLog
+
+    identity = (placement.node, incarnation, placement.attempt)
+    logs = (time.time_ns, console.warn, console.debug)
+    events = containment.hold(EVENTS, EventLog, containment.contained_task(EVENTS, send), run, *identity, *logs)
+    facts = (placement.run_id, time.time_ns, console.warn, _drain(options, placement), None, events.excluded)
+    excluder = containment.hold(
+        EXCLUSION, Excluder, options.exclusion, exclusions, *facts, answers={"finish": lambda _: True}
+    )
+    return events, excluder
+
+
+def _doorbell(
+    placement: Placement, incarnation: str, ports: tuple[int, int] | None, containment: Containment
+) -> tuple[Doorbell, Contacts]:
+    from ftslurm.agent.containment import DOORBELL
+    from ftslurm.agent.doorbell import Doorbell
+    from ftslurm.rendezvous.contacts import Contacts
+
+    def on_sign(data: bytes) -> bool:
+        return contacts.receive(data)
+
+    none = {"port": 0, "fileno": lambda: -1, "deadline": None, "answers": list, "refusals": list}
+    facts = (placement.address, incarnation, time.monotonic, ports, on_sign)
+    bell = containment.hold(DOORBELL, Doorbell, *facts, answers=none)
+    contacts = Contacts(placement.node, incarnation, time.monotonic, bell)
+    return bell, contacts
 
 
 def _after_leaving(
@@ -298,13 +350,28 @@ def _reserve(lowest: int, ports: tuple[int, int] | None, log: Callable[[str], No
     return ReservedPort(pick_at_random, lowest)
 
 
+def _cpus(checked: CheckedRun, containment: Containment) -> tuple[frozenset[int] | None, ...]:
+    """Return the CPUs that each local rank is bound to; empty: none is."""
+    mode = checked.options.program.numa_binding
+    if mode is None:
+        return ()
+    from ftslurm.agent.containment import NUMA_BINDING
+    from ftslurm.agent.numa_binding import cpus_of_ranks
+
+    nothing: tuple[tuple[frozenset[int] | None, ...], str | None] = ((), None)
+    cpus, problem = containment.call(NUMA_BINDING, nothing, cpus_of_ranks, mode, checked.slots)
+    if problem is not None:
+        complain(f"{checked.placement.node}: {problem}", level=WARNING)
+    return cpus
+
+
 def _look_up(exclusions: Exclusions, node: str) -> str | None:
     """Return why this node was excluded earlier, None if it was not; log that, and problems with the files."""
     from ftslurm.agent.exclusion import exclusion_of
 
     excluded, problems = exclusion_of(exclusions, node, time.time_ns())
     for line in (*problems, *([f"excluded before: {excluded}"] if excluded else ())):
-        complain(f"{node}: {line}")
+        complain(f"{node}: {line}", level=WARNING)
     return excluded
 
 
@@ -348,7 +415,15 @@ def _settings(checked: CheckedRun, run: RunDirectory, logs: str, supervisor: Sup
     placement = checked.placement
     return AgentSettings(
         checked.options,
-        RunFacts(placement.run_id, run.root, placement.node, checked.options.program.role),
+        RunFacts(
+            placement.run_id,
+            run.root,
+            placement.node,
+            checked.options.program.role,
+            checked.options.program.virtual_local_rank,
+            checked.options.program.signals_to_handle,
+            checked.options.program.slurm_env,
+        ),
         checked.program,
         logs,
         supervisor.local_dir,

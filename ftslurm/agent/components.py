@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from ftslurm.agent.arrival_sampling import ArrivalSampler
 from ftslurm.agent.build_locks import BuildLocks
 from ftslurm.agent.containment import (
+    ARRIVALS,
     BUILD_LOCKS,
     GUARD,
     HEALTH,
@@ -27,7 +29,7 @@ from ftslurm.agent.health_monitor import HealthMonitor, HealthSettings
 from ftslurm.agent.host_resources import ResourceSampler
 from ftslurm.agent.job_watch import JobWatch, JobWatchSettings
 from ftslurm.agent.journal import Journal
-from ftslurm.agent.option_groups import StopWhen
+from ftslurm.agent.option_groups import ON, StopWhen
 from ftslurm.agent.output import Console
 from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.revocation import Revocation
@@ -48,6 +50,7 @@ from ftslurm.sharedfs.rundir import RunDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ftslurm.event_log.writer import EventLog
     from ftslurm.hooks.component import Hooks
 
 
@@ -78,7 +81,9 @@ class Components:
     monitor: RankMonitor
     stop: StopParts
     build_locks: BuildLocks
+    arrivals: ArrivalSampler
     hooks: Hooks | None
+    events: EventLog
 
 
 def make_components(
@@ -87,6 +92,7 @@ def make_components(
     console: Console,
     bell: Doorbell,
     excluder: Excluder,
+    events: EventLog,
     courier: CourierThread,
     fs: FileSystem,
     run: RunDirectory,
@@ -97,7 +103,7 @@ def make_components(
     """Make the components; one whose construction fails is disabled from the start.
 
     Args:
-        console, bell, excluder: contained already.
+        console, bell, excluder, events: contained already.
         courier: runs the components' tasks.
         fs, run: where records go.
         health: settings of the health checks.
@@ -148,6 +154,9 @@ def make_components(
         answers={"environment": lambda _: discarded, "counts": dict, "turn": lambda *_: iter(())},
     )
     locks = hold(BUILD_LOCKS, BuildLocks, settings.local_dir, monotonic, lambda text: courier.post(Notice(text)))
+    files = (fs, run, task(ARRIVALS, courier.send))
+    recorded = settings.options.output.flight_recorder == ON
+    arrivals = hold(ARRIVALS, ArrivalSampler, settings.facts.node, workers, *files, monotonic, now_ns, recorded)
     stop_pages = hold(
         STOP_PAGES,
         StopPages,
@@ -172,7 +181,7 @@ def make_components(
         workers.spared,
         monotonic,
         now_ns,
-        console.log,
+        console.warn,
         answers={"poll": list},
         close="close",
     )
@@ -184,7 +193,7 @@ def make_components(
         from ftslurm.hooks.component import Hooks
 
         where = (run.root, settings.facts.node, settings.inherited, workers.spared)
-        hooks = hold(HOOKS, Hooks, on_event, *where, monotonic, console.log, close="finish")
+        hooks = hold(HOOKS, Hooks, on_event, *where, monotonic, console.warn, close="finish")
     core = (workers, commits, revocation, exits)
     return Components(
         console,
@@ -197,5 +206,7 @@ def make_components(
         monitor,
         StopParts(stop_pages, StopSignals(stop_pages, workers, monotonic, monitor.delays_stop), job_watch),
         locks,
+        arrivals,
         hooks,
+        events,
     )

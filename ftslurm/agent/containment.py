@@ -57,8 +57,11 @@ LEFTOVERS = Component("removal of unfinished commits", "unfinished commits of ra
 BUILD_LOCKS = Component(
     "removal of build locks", "the lock of a rank that is killed while it builds an extension stays"
 )
+ARRIVALS = Component("samples of arrivals", "ranks of this node that are late at collectives are not found")
 CONNECTION = Component("connection test", "rounds begin without a test whether their master can be reached")
 GUARD = Component("loop guard", "it is not detected if this agent is stuck")
+EVENTS = Component("event log", "the run's events are no longer logged by this node")
+NUMA_BINDING = Component("NUMA binding", "ranks of this node are not bound to CPUs")
 HOOKS = Component("event hooks", "the command of --on-event is no longer run from here")
 JOB_END = Component("end of the Slurm job", "Slurm's view of the job is missing in its report")
 
@@ -69,6 +72,7 @@ THREADS = {
     "exclusion": EXCLUSION,
     "revocation": LEFTOVERS,
     "build-locks": BUILD_LOCKS,
+    "arrivals": ARRIVALS,
     "ftslurm-guard": GUARD,
 }
 """The component of a thread, by the thread's name; all others belong to the core."""

@@ -18,6 +18,7 @@ from ftslurm.records.node import NodeRecord, Vitals
 from ftslurm.records.state import EXIT_FAILED, EXIT_USAGE, ClockOffset
 from ftslurm.rendezvous.abandonment import RunInUse
 from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused, View
+from ftslurm.terminal import INFO
 
 Task = Callable[[], object]
 ResultHandler = Callable[[object], None]
@@ -45,9 +46,10 @@ class StorageProblem:
 
 @dataclass(frozen=True)
 class Notice:
-    """Information for the user, logged once."""
+    """Information for the user, logged once; `level`: of `ftslurm.terminal`."""
 
     text: str
+    level: int = INFO
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.boot import module_command
 from ftslurm.dataclasses import dataclass
@@ -21,7 +21,13 @@ class Slots:
     choice: str | None = None
 
 
-def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], tuple[int, str]], cpus: int) -> Slots:
+def resolve_slots(
+    text: str,
+    environment: Mapping[str, str],
+    gpus: Callable[[], tuple[int, str]],
+    cpus: int,
+    xpus: Callable[[], tuple[int, str]] = lambda: (0, "not counted"),
+) -> Slots:
     """Return the number of workers for this node.
 
     Args:
@@ -29,14 +35,21 @@ def resolve_slots(text: str, environment: Mapping[str, str], gpus: Callable[[], 
         environment: CUDA_VISIBLE_DEVICES and its counterparts limit the count.
         gpus: counts the GPUs of the node; the text is the reason if there is none.
         cpus: processors that this process may use.
+        xpus: counts Intel's GPUs that a program may use, as `gpus`.
 
     Raises:
-        UsageError: `gpu` where there is none.
+        UsageError: `gpu` or `xpu` where there is none.
     """
     if text.isdigit():
         return Slots(int(text))
     if text == "cpu":
         return Slots(cpus)
+    if text == "xpu":
+        count, why = xpus()
+        if not count:
+            found = f"no Intel GPU found on {os.uname().nodename} ({why})"
+            raise UsageError(f"--nproc-per-node xpu: {found}; give a number, or cpu")
+        return Slots(count)
     present, why = gpus()
     count = _visible(environment, present)
     if text == "auto":
@@ -78,25 +91,32 @@ def count_gpus(python: str, sysfs: str = "/sys") -> tuple[int, str]:
     NVML is loaded in a separate process: a wedged driver may hang it, and its library is 5 MB that the agent does
     not need.
     """
+    count, why = _counted_by(module_command(python, "ftslurm.agent.devices"), "NVML")
+    if count:
+        return count, ""
+    amd = _count_amd(sysfs)
+    return amd, "" if amd else why
+
+
+def count_xpus(python: str) -> tuple[int, str]:
+    """Return the number of Intel GPUs that torch finds, and the reason if there is none.
+
+    Only its Level Zero runtime knows which ones a program may use; nothing else here needs torch.
+    """
+    return _counted_by([python, "-c", "import torch; print(torch.xpu.device_count())"], "torch")
+
+
+def _counted_by(command: Sequence[str], what: str) -> tuple[int, str]:
     import subprocess
 
     try:
-        done = subprocess.run(
-            module_command(python, "ftslurm.agent.devices"),
-            capture_output=True,
-            text=True,
-            timeout=NVML_TIMEOUT_S,
-            check=False,
-        )
-        text = done.stdout.strip() or f"NVML ended with code {done.returncode}"
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVML_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        text = f"NVML did not respond within {duration(NVML_TIMEOUT_S)}: the driver hangs"
+        return 0, f"{what} did not respond within {duration(NVML_TIMEOUT_S)}: the driver hangs"
     except OSError as error:
-        text = f"{python}: {error.strerror}"
-    if text.isdigit() and int(text):
-        return int(text), ""
-    amd = _count_amd(sysfs)
-    return amd, "" if amd else "NVML counts none" if text == "0" else text.removeprefix("none: ")
+        return 0, f"{command[0]}: {error.strerror}"
+    last = (done.stdout.strip() or done.stderr.strip() or f"{what} ended with code {done.returncode}").splitlines()[-1]
+    return (int(last), f"{what} counts none") if last.isdecimal() else (0, last.removeprefix("none: "))
 
 
 def _count_amd(sysfs: str) -> int:

@@ -1,31 +1,41 @@
-"""The doorbell: a UDP wake-up datagram from node to node ("read the shared directory now"); only a hint.
+"""The doorbell: UDP datagrams from node to node: wake-ups ("read the shared directory now"), and signs of life.
 
-Everything works without it, only later: an agent without wakes reads once a second, and a datagram may be lost, blocked
-or forged at will. It carries no data, and it counts only if it names this agent's incarnation, which is in the run
-directory. Unwanted datagrams cost little: a flooded node closes its doorbell for a while, and the rate of reads caused
-by wakes is bounded, too (`ftslurm.rendezvous.wake_budget.WAKE_SHARE`).
+Everything works without it, only later, and with more reads: a datagram may be lost or blocked at will. A wake-up
+carries no data, and it counts only with a code by this agent's incarnation, which is in the run directory. Signs are
+judged by `ftslurm.rendezvous.contacts`. Unwanted datagrams cost little: a flooded node closes its doorbell for a while,
+and the rate of reads caused by wakes is bounded, too (`ftslurm.rendezvous.wake_budget.WAKE_SHARE`).
+
+A datagram to an agent that has ended is refused by its host's kernel, which the sender reads from its error queue.
 """
 
 from __future__ import annotations
 
 # What `socket` is made of: the same calls, without an enum of all its constants, which costs 2 ms and 0.3 MB.
 import _socket as socket
+import errno
 import select
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ftslurm.agent.host_probe import Agent, HostProbe
 from ftslurm.agent.ports import bind_within, pick_at_random
 from ftslurm.records.node import NodeRecord
+from ftslurm.rendezvous.contacts import code_of
 
 GREETING = b"ftslurm look "
-LONGEST = 128
+LONGEST = 512
 AT_ONCE = 256
 """Number of datagrams received at a time; the rest may wait, since one read of the directory serves them all."""
 MOST, WINDOW_S = 512, 1.0
-"""After so many datagrams within so many seconds (a flood) the socket is ignored for as long. In a large world the
-coordinator may get as many when a round begins, and then it reads often anyway."""
+"""After so many datagrams within so many seconds, besides signs (a flood), the socket is ignored for as long. In a
+large world the coordinator may get as many when a round begins, and then it reads often anyway."""
+RECEIVE_BUFFER = 1 << 20
+"""For the signs of a thousand nodes, in bytes; the kernel may grant less."""
+IP_RECVERR, IPV6_RECVERR = 11, 25
+"""Of linux/in.h and linux/in6.h; Python has no names for them."""
 
 
 class Doorbell:
@@ -36,6 +46,7 @@ class Doorbell:
         incarnation: this agent's.
         monotonic: clock, seconds.
         ports: lowest and highest port that it may have; None: any.
+        on_sign: receives other datagrams; returns whether one is a sign of life.
 
     Attributes:
         port: where it listens; 0 if no socket could be bound, which only delays updates.
@@ -48,10 +59,17 @@ class Doorbell:
         incarnation: str,
         monotonic: Callable[[], float] = time.monotonic,
         ports: tuple[int, int] | None = None,
+        on_sign: Callable[[bytes], bool] = lambda data: False,
     ) -> None:
-        self._greeting = GREETING + incarnation.encode()
+        self._greeting = _greeting(incarnation)
+        self._on_sign = on_sign
+        self._probe = HostProbe(monotonic)
+        self._places: dict[tuple[str, int], Agent] = {}
+        self._refused: list[Agent] = []
         self._monotonic = monotonic
         self._socket = _listen(address, ports)
+        if self._socket is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         self._poll = select.epoll() if self._socket else None
         self._window_since = float("-inf")
         self._received = 0
@@ -61,7 +79,7 @@ class Doorbell:
         self._senders: dict[int, socket.socket] = {}
         self._numbers: dict[str, tuple[int, str]] = {}
         # Not `queue`, which would cost each agent 0.1 MB.
-        self._to_resolve: deque[NodeRecord] = deque()
+        self._to_resolve: deque[tuple[NodeRecord, bytes]] = deque()
         self._count = threading.Semaphore(0)
         self._resolver: threading.Thread | None = None
 
@@ -70,7 +88,7 @@ class Doorbell:
         return self._poll.fileno() if self._poll else -1
 
     def answer(self) -> bool:
-        """Receive the pending datagrams; return whether one of them names this agent's incarnation."""
+        """Receive the pending datagrams; return whether one of them is a wake-up for this agent."""
         now = self._monotonic()
         if self._socket is None or (self.deadline is not None and now < self.deadline):
             return False
@@ -82,9 +100,12 @@ class Doorbell:
         woken = False
         for _ in range(AT_ONCE):
             try:
-                woken |= self._socket.recv(LONGEST) == self._greeting
+                data = self._socket.recv(LONGEST)
             except OSError:
                 break
+            if self._on_sign(data):
+                continue
+            woken |= data == self._greeting
             self._received += 1
         if self._received >= MOST:
             self._ignore(now)
@@ -103,17 +124,50 @@ class Doorbell:
     def ring(self, records: Iterable[NodeRecord]) -> None:
         """Send a wake to the agents of these records; never blocks, and does not report delivery."""
         for record in records:
-            if not record.doorbell_port:
-                continue
-            if (number := self._number(record.address)) is not None:
-                self._send(number, record)
-                continue
-            if self._resolver is None:
-                # A name server may take half a minute to fail: only that thread waits for it.
-                self._resolver = threading.Thread(target=self._resolve, name="doorbell", daemon=True)
-                self._resolver.start()
-            self._to_resolve.append(record)
+            self.send(record, _greeting(record.incarnation))
+
+    def send(self, record: NodeRecord, data: bytes) -> None:
+        """Send a datagram to that record's agent; never blocks, and does not report delivery."""
+        if not record.doorbell_port:
+            return
+        if (number := self._number(record.address)) is not None:
+            self._send(number, record, data)
+            return
+        if self._resolver is None:
+            # A name server may take half a minute to fail: only that thread waits for it.
+            self._resolver = threading.Thread(target=self._resolve, name="doorbell", daemon=True)
+            self._resolver.start()
+        if len(self._to_resolve) < AT_ONCE:
+            self._to_resolve.append((record, data))
             self._count.release()
+
+    def ask(self, record: NodeRecord) -> None:
+        """Ask the host of that record for an answer of its kernel."""
+        if record.doorbell_port and (number := self._number(record.address)) is not None:
+            # Nothing listens there for connections; a refusal is an answer.
+            self._probe.ask((record.node, record.incarnation), number[0], (number[1], record.doorbell_port))
+
+    def answers(self) -> list[Agent]:
+        """Return the agents whose hosts have answered since the last call."""
+        return self._probe.answers()
+
+    def refusals(self) -> list[Agent]:
+        """Return the agents whose hosts have reported since the last call that their port is closed."""
+        for sender in list(self._senders.values()):
+            self._drain_errors(sender)
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _drain_errors(self, sender: socket.socket) -> None:
+        while True:
+            try:
+                _, reports, _, place = sender.recvmsg(LONGEST, LONGEST, socket.MSG_ERRQUEUE)
+            except OSError:
+                return
+            # A report begins with the error's number; those of routers say nothing about the agent.
+            refused = any(int.from_bytes(report[:4], sys.byteorder) == errno.ECONNREFUSED for _, _, report in reports)
+            if refused and (agent := self._places.get((str(place[0]), int(place[1])))) is not None:
+                self._refused.append(agent)
 
     def _number(self, address: str) -> tuple[int, str] | None:
         if address not in self._numbers:
@@ -126,7 +180,7 @@ class Doorbell:
     def _resolve(self) -> None:
         while True:
             self._count.acquire()
-            record = self._to_resolve.popleft()
+            record, data = self._to_resolve.popleft()
             try:
                 if record.address not in self._numbers:
                     # As bytes: for a str Python would import the codec of international names.
@@ -135,16 +189,42 @@ class Doorbell:
                     self._numbers[record.address] = (family, str(place[0]))
             except (OSError, UnicodeError):
                 continue
-            self._send(self._numbers[record.address], record)
+            self._send(self._numbers[record.address], record, data)
 
-    def _send(self, number: tuple[int, str], record: NodeRecord) -> None:
+    def _send(self, number: tuple[int, str], record: NodeRecord, data: bytes) -> None:
         family, address = number
+        place = (address, record.doorbell_port)
+        self._places[place] = (record.node, record.incarnation)
         try:
             if family not in self._senders:
-                self._senders[family] = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            self._senders[family].sendto(GREETING + record.incarnation.encode(), (address, record.doorbell_port))
+                self._senders[family] = _sender(family)
+            sender = self._senders[family]
+            try:
+                sender.sendto(data, place)
+            except OSError:
+                # It may be the report of an earlier one's fate, and then this one was not sent.
+                self._drain_errors(sender)
+                sender.sendto(data, place)
         except OSError:
             pass
+
+
+def _greeting(incarnation: str) -> bytes:
+    return GREETING + code_of(incarnation, incarnation, GREETING)
+
+
+def _sender(family: int) -> socket.socket:
+    """Return a socket that keeps the errors that hosts and routers report."""
+    sender = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        if family == socket.AF_INET6:
+            sender.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+        else:
+            sender.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+    except OSError:
+        # A kernel that does not keep them; see `Contacts.evidence`.
+        pass
+    return sender
 
 
 def _family(address: str) -> int | None:

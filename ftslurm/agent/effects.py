@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ftslurm.agent.actions import Assignment, RecordFailure, RecordRound
+from ftslurm.agent.actions import Assignment, CollectStacks, RecordFailure, RecordRound, StandbyEnded
 from ftslurm.agent.containment import Defect
 from ftslurm.records.node import NodeRecord, Vitals
 from ftslurm.records.state import State
 from ftslurm.records.stop import Stop, StopVote
+from ftslurm.terminal import INFO
 
 
 class SpawnFailed(Exception):
@@ -62,8 +63,8 @@ class Effects:
 
     # The user and the run directory
 
-    def log(self, text: str) -> None:
-        """Log one line for the user."""
+    def log(self, text: str, level: int = INFO) -> None:
+        """Log one line for the user, unless lines of that level are left out."""
         raise NotImplementedError
 
     def report_defect(self, defect: Defect, round_: int) -> None:
@@ -128,9 +129,12 @@ class Effects:
         """
         raise NotImplementedError
 
-    def start_standbys(self, local_ranks: tuple[int, ...]) -> Iterable[int]:
-        """Start standby workers in these slots; return those in which that failed."""
+    def start_standbys(self, local_ranks: tuple[int, ...]) -> Iterable[StandbyEnded]:
+        """Start standby workers in these slots; return the ends of those that could not be started, or not yet."""
         return ()
+
+    def drop_standbys(self) -> None:
+        """End all standby workers."""
 
     # Its workers and its end
 
@@ -154,13 +158,12 @@ class Effects:
         """
         raise NotImplementedError
 
-    def collect_stacks(self, round_: int, local_ranks: tuple[int, ...], stop: str | None) -> bool:
-        """Begin to collect the stacks of these workers; False: that is impossible, no event follows.
+    def collect_stacks(self, round_: int, collect: CollectStacks) -> bool:
+        """Begin to collect stacks and records of collectives; False: impossible, no event follows.
 
         Args:
             round_: the workers' round.
-            local_ranks: the workers.
-            stop: why they are stopped from outside; SIGTERM waits for their stacks, a bounded time. None: a rank hangs.
+            collect: whose, and why; where they are stopped, SIGTERM waits for it, a bounded time.
         """
         raise NotImplementedError
 
@@ -168,12 +171,15 @@ class Effects:
         """Return the file that has the worker's stderr; None without one."""
         return None
 
+    def name_left_behind(self) -> None:
+        """Log which processes of the user's the next sweep kills although all ranks have succeeded."""
+
     def prepare_sweep(self) -> None:
-        """Prepare the end of everything that descends from this agent."""
+        """Prepare the end of everything that descends from this agent, but for standby workers."""
         raise NotImplementedError
 
     def sweep(self) -> bool:
-        """Kill and collect what descends from this agent; True when nothing is left that can be killed."""
+        """Kill and collect what descends from this agent, but for standby workers; True: nothing is left to kill."""
         raise NotImplementedError
 
     def on_swept(self, record: NodeRecord) -> None:

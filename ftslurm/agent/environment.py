@@ -10,18 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from ftslurm.agent.actions import Assignment
 from ftslurm.agent.guardian import SUPERVISOR
+from ftslurm.agent.option_groups import OutputOptions
+from ftslurm.agent.slurm_variables import STEP, inherited_variables, variables_of_task
 from ftslurm.dataclasses import dataclass
+from ftslurm.round_variables import OF_THE_ROUND
 
 # Workers do not inherit ftslurm's options; the agent's own place in the Slurm step stays visible.
 _OURS_KEPT = frozenset({"FTSLURM_SHARED_DIR", SUPERVISOR})
-# Set per round: a standby worker must not mistake its agent's inherited values for them.
-OF_THE_ROUND = frozenset(
-    (
-        *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
-        "TORCHELASTIC_ERROR_FILE",
-    )
-)
 # By its path, not by -m: see there.
 _START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "boot", "worker.py")
 
@@ -47,12 +42,21 @@ class Program:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts common to all workers of this node in all rounds."""
+    """Facts common to all workers of this node in all rounds.
+
+    Attributes:
+        virtual_local_rank: as torchrun's option of that name.
+        signals: for TORCHELASTIC_SIGNALS_TO_HANDLE; None: the default.
+        slurm_env: which of Slurm's variables the workers have, see `ftslurm.agent.slurm_variables`.
+    """
 
     run_id: str
     run_dir: str
     node: str
     role: str
+    virtual_local_rank: bool = False
+    signals: str | None = None
+    slurm_env: str = STEP
 
 
 def worker_environment(
@@ -72,10 +76,10 @@ def worker_environment(
     environment.update(
         RANK=str(rank),
         GROUP_RANK=str(assignment.group_rank),
-        ROLE_RANK=str(rank),
+        ROLE_RANK=str(rank if assignment.first_role_rank is None else assignment.first_role_rank + local_rank),
         WORLD_SIZE=str(assignment.world_size),
         GROUP_WORLD_SIZE=str(assignment.group_world_size),
-        ROLE_WORLD_SIZE=str(assignment.world_size),
+        ROLE_WORLD_SIZE=str(assignment.role_world_size or assignment.world_size),
         MASTER_ADDR=assignment.master.address,
         MASTER_PORT=str(assignment.master.port),
         TORCHELASTIC_RESTART_COUNT=str(assignment.restart_count),
@@ -85,6 +89,7 @@ def worker_environment(
         FTSLURM_ROUND=str(assignment.round),
         FTSLURM_RECORD_DIR=record_dir,
     )
+    environment.update(variables_of_task(inherited, facts.slurm_env, assignment, local_rank))
     if assignment.avoid:
         environment["FTSLURM_AVOID_CHECKPOINT"] = "\n".join(assignment.avoid)
     return environment
@@ -99,7 +104,7 @@ def standby_environment(inherited: Mapping[str, str], facts: RunFacts, slots: in
     """
     environment = {
         name: value
-        for name, value in inherited.items()
+        for name, value in inherited_variables(inherited, facts.slurm_env).items()
         if (not name.startswith("FTSLURM_") or name in _OURS_KEPT) and name not in OF_THE_ROUND
     }
     environment.update(
@@ -112,12 +117,24 @@ def standby_environment(inherited: Mapping[str, str], facts: RunFacts, slots: in
         FTSLURM_RUN_ID=facts.run_id,
         FTSLURM_NODE=facts.node,
     )
+    if facts.virtual_local_rank:
+        # The heartbeats and the error record name the true one.
+        environment.update(LOCAL_RANK="0", FTSLURM_LOCAL_RANK=str(local_rank))
+        environment["CUDA_VISIBLE_DEVICES"] = _own_device(inherited.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    if facts.signals is not None:
+        environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] = facts.signals
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     if slots > 1:
         # As torchrun: several ranks with a thread per core each would oversubscribe the cores.
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
+
+
+def _own_device(visible: str | None, local_rank: int) -> str:
+    """Return the one device of a worker, of those visible to the agent (LocalElasticAgent._set_local_rank_env)."""
+    devices = visible.split(",") if visible is not None else []
+    return devices[local_rank].strip() if local_rank < len(devices) else str(local_rank)
 
 
 def worker_command(
@@ -136,14 +153,13 @@ def worker_command(
         parent: the agent's pid.
         stdout, stderr: files that the worker opens for its output; None: it inherits the agent's.
         logs: directory below which these files lie; from there on, all must belong to this user alone.
-        standby: modules to be imported ahead; the worker then waits for its order, see `ftslurm.standby`.
+        standby: options of a standby worker, which waits for its order, see `ftslurm.standby`; empty: it is none.
         container: the rank's record directory, if the program has a prefix: see `ftslurm.container`.
     """
     command: list[str] = [*program.prefix, program.python, "-u", _START, "--parent", str(parent)]
     if container is not None:
         command += ["--container", container]
-    if standby:
-        command += ["--standby", ",".join(standby)]
+    command += standby
     if logs is not None:
         command += ["--log-root", logs]
     if stdout is not None:
@@ -179,6 +195,20 @@ def parse_streams(option: str, text: str) -> int | dict[int, int]:
 def streams_of(chosen: int | Mapping[int, int], local_rank: int) -> int:
     """Return which streams are chosen for that local rank."""
     return chosen if isinstance(chosen, int) else chosen.get(local_rank, 0)
+
+
+def output_of(output: OutputOptions, rank: int, local_rank: int) -> tuple[int, int]:
+    """Return which streams of a rank go to its files, and which of these are copied to the terminal (pure)."""
+    files = streams_of(output.redirects, local_rank)
+    listed = not output.local_ranks_filter or local_rank in output.local_ranks_filter
+    if output.tee is None:
+        shown = BOTH if (listed if output.local_ranks_filter else rank == 0) else 0
+        # A stream without a file is the job's own output already.
+        shown &= files
+    else:
+        shown = streams_of(output.tee, local_rank)
+    # torchrun has what is filtered out go to /dev/null; in a file it can still be read.
+    return (files | shown, shown) if listed else (BOTH, 0)
 
 
 def program_argv(program: Program) -> Sequence[str]:

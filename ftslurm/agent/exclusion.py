@@ -42,6 +42,7 @@ class Excluder:
         drain: asks Slurm to drain a node that is excluded, with a reason; returns the problem, if any. None: no
             draining.
         start: runs a function in the background.
+        changed: gets a node that was excluded, why, and until when (None: it is no longer), from any thread.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Excluder:
         log: Callable[[str], None],
         drain: Callable[[str, str], str | None] | None = None,
         start: Callable[[Callable[[], None]], None] | None = None,
+        changed: Callable[[str, str, int | None], None] | None = None,
     ) -> None:
         self._options = options
         self._drain = drain
@@ -66,6 +68,7 @@ class Excluder:
         self._tasks: deque[Callable[[], None]] = deque()
         self._working = threading.Lock()
         self._start = start or _on_a_thread
+        self._changed = changed or (lambda node, reason, until_ns: None)
 
     def on_state(self, state: State) -> None:
         """Record the consequences of the newest state; only the coordinator calls this."""
@@ -146,6 +149,7 @@ class Excluder:
         # Exclusions by users or other runs stay.
         if self._is_ours(node, reason):
             self._exclusions.end(node, self._now_ns())
+            self._changed(node, reason, None)
 
     def _is_ours(self, node: str, reason: str) -> bool:
         known = self._exclusions.of(node, self._now_ns())
@@ -165,6 +169,7 @@ class Excluder:
         now_ns = self._now_ns()
         until_ns = now_ns + round(self._options.for_s * 1e9)
         self._exclusions.exclude(node, reason, f"run {self._run_id}", until_ns, now_ns)
+        self._changed(node, reason, until_ns)
         self._log(f"{node} is excluded for {duration(self._options.for_s)}: {reason} (`ftslurm nodes allow {node}`)")
         if drain and self._drain is not None:
             problem = self._drain(node, f"ftslurm: {reason}")

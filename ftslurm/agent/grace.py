@@ -7,7 +7,7 @@ import os
 from ftslurm.agent.option_groups import RunOptions, StopOptions
 from ftslurm.agent.orderly_stop import KILL_WAIT_MARGIN
 from ftslurm.agent.placement import Placement
-from ftslurm.terminal import complain
+from ftslurm.terminal import WARNING, complain
 from ftslurm.text import duration, safe
 
 TYPE_CHECKING = False
@@ -82,7 +82,7 @@ def short_limit(warning_s: float | None, limit_s: int | None) -> str | None:
 def warn_of_times(options: StopOptions, kill_wait_s: int | None, facts: JobFacts | None, slurm: SlurmControl) -> None:
     """Print what Slurm cuts short of the user's grace, and whether the time limit is too short for a save."""
     if facts is not None and (line := short_limit(options.warn_before_end_s, facts.time_limit_s)) is not None:
-        complain(line)
+        complain(line, level=WARNING)
     _warn_of_grace(options.grace_s, kill_wait_s, facts, slurm)
 
 
@@ -100,4 +100,4 @@ def _warn_of_grace(grace_s: float | None, kill_wait_s: int | None, facts: JobFac
         pass
     text = cut_short(grace_s, kill_wait_s, partition, preemption_grace_s)
     if text is not None:
-        complain(text)
+        complain(text, level=WARNING)

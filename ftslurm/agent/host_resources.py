@@ -119,7 +119,7 @@ class ResourceSampler:
             core_limit=self._core_limit,
             core_pattern=_read(f"{self._root}/proc/sys/kernel/core_pattern").strip()[:200],
             unread=(*self.unread, *unread),
-            memory_total=_kib(f"{self._root}/proc/meminfo", "MemTotal"),
+            memory_total=read_kib(f"{self._root}/proc/meminfo", "MemTotal"),
             least_available=self._least_available(),
             cpu_limit_s=self._cpu_limit_s if self._cpu_limit_s >= 0 else None,
         )
@@ -145,7 +145,7 @@ class ResourceSampler:
         if before is None or now is None:
             return None
         # Version 1 counts each time that a limit was met, also where dropping caches was enough.
-        total = _kib(f"{self._root}/proc/meminfo", "MemTotal")
+        total = read_kib(f"{self._root}/proc/meminfo", "MemTotal")
         return now > before and (counter.version == 2 or not is_exhausted(total, self._least_available()))
 
     def _least_available(self) -> int | None:
@@ -157,7 +157,7 @@ class ResourceSampler:
             None if self.counter is None else kills(self.counter),
             None if self.counter is None else times_at_limit(self.counter),
             _field(_read(f"{self._root}/proc/vmstat"), "oom_kill"),
-            _kib(f"{self._root}/proc/meminfo", "MemAvailable"),
+            read_kib(f"{self._root}/proc/meminfo", "MemAvailable"),
             tuple(self._free(path) for _, path in self._places),
         )
 
@@ -295,8 +295,18 @@ def _field(text: str, name: str) -> int | None:
     return None
 
 
-def _kib(path: str, name: str) -> int | None:
-    """A field of /proc/meminfo, in bytes."""
+def read_field(path: str, name: str) -> int | None:
+    """Return the number after that name in a file of such lines; None: there is none."""
+    return _field(_read(path), name)
+
+
+def read_number(path: str) -> int | None:
+    """Return the number that a file has; None: it has none."""
+    return _number(_read(path))
+
+
+def read_kib(path: str, name: str) -> int | None:
+    """Return a field of /proc/meminfo, in bytes; None: there is none."""
     for line in _read(path).splitlines():
         key, _, value = line.partition(":")
         if key == name:

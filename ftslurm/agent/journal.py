@@ -21,11 +21,13 @@ from ftslurm.failures.exceptions import clean
 from ftslurm.failures.record import STACKS, complete, complete_elsewhere, encode
 from ftslurm.failures.record_summary import record_summary
 from ftslurm.failures.worker_context import open_sections
-from ftslurm.monitor import heartbeat_page, stop_page
-from ftslurm.records.codec import write_record
+from ftslurm.monitor import flight_client, flight_dump, heartbeat_page, stop_page
+from ftslurm.records.codec import BadFile, write_record
 from ftslurm.records.error import ErrorRecord
+from ftslurm.records.flight import DUMP, NONE, FlightRecord
 from ftslurm.records.node import NodeRecord
 from ftslurm.records.round import RecordSummary
+from ftslurm.records.stacks import RankAnswer, StacksAnswer
 from ftslurm.records.state import HANG, ClockOffset
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish
@@ -82,6 +84,7 @@ class Journal:
         self._host_resources = host_resources
         self._before: dict[str, Any] = {}
         self._errors: dict[int, RecordSummary] = {}
+        self._traced: set[int] = set()
         self._local = local
         self._clock = clock
         # By path; the loop adds, the courier removes; each of these operations is atomic.
@@ -94,6 +97,7 @@ class Journal:
         """A round begins here."""
         self._before = self._host_resources.begin()
         self._errors.clear()
+        self._traced.clear()
 
     def failed_worker(self, worker: Worker, node_record: NodeRecord) -> FailedWorker | None:
         """Return a worker that has ended with its error record; None if it succeeded."""
@@ -125,15 +129,64 @@ class Journal:
                 return None if found is None else encode(replace(found, stopped_by_ftslurm=stopped))
 
         self._publish_error(failed.worker, replace(failed.record, stopped_by_ftslurm=stopped), better)
+        if not stopped:
+            self._publish_collectives_left(failed)
+
+    def _publish_collectives_left(self, failed: FailedWorker) -> None:
+        """Publish the record of its collectives that a rank has left, if its failure is perhaps another one's."""
+        worker, observed = failed.worker, failed.observed
+        left = flight_dump.find(worker.record_dir, worker.rank)
+        if left is None or not (left.by_torch or failed.failure().by_peers):
+            return
+        # What it was asked for while it ran shows what it waited in, and not how that failed.
+        if worker.rank in self._traced:
+            return
+        self._traced.add(worker.rank)
+        assert observed.round is not None
+        assert observed.node is not None
+        version, _ = flight_client.about(worker.record_dir)
+        path = self._run.collectives_file(observed.round, worker.rank)
+        where = (self._run_id, observed.round, observed.node, worker.rank, left.written_ns)
+        bare = FlightRecord(*where, NONE, "what the rank has left was not read", version, step=observed.step)
+
+        def read() -> bytes:
+            try:
+                trace = flight_dump.read(left, "what the rank has left")
+            except BadFile as error:
+                return write_record(replace(bare, trouble=str(error)[:300]))
+            return write_record(replace(bare, source=DUMP, trouble=None, trace=trace))
+
+        # Read by the courier: a full recorder takes some 20 ms.
+        self._publish(path, write_record(bare), better=read)
 
     def stacks_collected(self, collection: StackCollection, node_record: NodeRecord) -> None:
-        """Publish the collected stacks, and an error record of each rank that hung."""
+        """Publish the collected stacks and records of collectives, and an error record of each rank that hung."""
+        for worker, record in collection.records(self._run_id, node_record.node, self._now_ns()).values():
+            if record.trace is not None or worker.rank not in self._traced:
+                self._publish(self._run.collectives_file(collection.round, worker.rank), write_record(record))
+            if record.trace is not None:
+                self._traced.add(worker.rank)
         for local_rank, (worker, content) in collection.files(node_record.node, self._now_ns()).items():
             self._publish(os.path.join(self._run.rank(collection.round, worker.rank), STACKS), content)
             if (what := collection.why.get(local_rank)) is not None:
                 observed = self._observed(worker, node_record, self._now_ns())
                 stacks = collection.text(local_rank)
                 self._publish_error(worker, replace(observed, kind=HANG, message=clean(what), traceback=stacks))
+
+    def stacks_answer(self, collection: StackCollection, request_ns: int, node_record: NodeRecord) -> None:
+        """Publish stacks and records that a user has asked for; lost if that fails, as they can be asked for again."""
+        now_ns, node = self._now_ns(), node_record.node
+        records = collection.records(self._run_id, node, now_ns)
+        ranks = tuple(
+            RankAnswer(
+                worker.rank,
+                content.decode("utf-8", "replace"),
+                records[local_rank][1] if local_rank in records else None,
+            )
+            for local_rank, (worker, content) in collection.files(node, now_ns).items()
+        )
+        answer = StacksAnswer(node, collection.round, request_ns, now_ns, ranks)
+        self._send(lambda: publish(self._fs, self._run.asked_file(node), write_record(answer)))
 
     def round(
         self,

@@ -11,12 +11,19 @@ from collections.abc import Sequence
 from ftslurm.agent.guardian import SupervisorPipe
 from ftslurm.agent.option_groups import RunOptions
 from ftslurm.agent.options import parse_run
-from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
-from ftslurm.agent.preflight import check, only_launcher, open_directories, unique_name, warn_of_exposed
+from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE, local_environment
+from ftslurm.agent.preflight import (
+    check,
+    only_launcher,
+    open_directories,
+    unique_name,
+    warn_of_differences,
+    warn_of_exposed,
+)
 from ftslurm.boot import module_command
 from ftslurm.kernel import FORWARDED, STOPPING, die_with_parent
 from ftslurm.records.state import EXIT_FAILED
-from ftslurm.terminal import UsageError
+from ftslurm.terminal import UsageError, complain
 
 
 def launch(options: RunOptions, arguments: Sequence[str], supervisor: SupervisorPipe) -> int:
@@ -29,12 +36,12 @@ def launch(options: RunOptions, arguments: Sequence[str], supervisor: Supervisor
     nnodes = options.placement.nnodes
     if nnodes and nnodes[0] > count:
         raise UsageError(f"--nnodes {nnodes[0]}: expected at most --local-nodes {count}")
-    unique = unique_name()
-    os.environ.setdefault("FTSLURM_RDZV_ID", f"local-{unique}")
-    os.environ.update({LOCAL_NODE: f"0/{count}", LOCAL_ATTEMPT: f"local-{unique}.0"})
+    unique, before = unique_name(), dict(os.environ)
+    os.environ.update(local_environment(f"local-{unique}", count, os.environ))
     placement = check(parse_run(arguments, os.environ), unique).placement
     run, logs = open_directories(options.output, placement.run_dir)
     warn_of_exposed(run, logs)
+    warn_of_differences(options, before, run.root, logs)
     lock = only_launcher(run)
     # Blocked before the first agent exists, so that no signal is lost in between.
     watched = {signal.SIGCHLD, *FORWARDED}
@@ -52,7 +59,13 @@ def launch(options: RunOptions, arguments: Sequence[str], supervisor: Supervisor
     from ftslurm.job_end.conclude import conclude
 
     quiet = os.environ.get("FTSLURM_REPORT") == "0"
-    return conclude(run.root, os.environ[LOCAL_ATTEMPT], stop_signal=stopped_by, quiet=quiet)
+    code = conclude(run.root, os.environ[LOCAL_ATTEMPT], stop_signal=stopped_by, quiet=quiet)
+    if code:
+        from ftslurm.job_end.parent_error import tell_parent
+
+        if problem := tell_parent(run.root, os.environ):
+            complain(problem)
+    return code
 
 
 def _start(index: int, count: int, arguments: Sequence[str]) -> int:

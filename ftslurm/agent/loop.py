@@ -15,6 +15,7 @@ from ftslurm.agent.actions import (
     Assignment,
     CollectStacks,
     Compare,
+    DropStandbys,
     Exit,
     ForgetRound,
     GuardianEnded,
@@ -51,6 +52,7 @@ from ftslurm.records.node import NodeRecord, Vitals
 from ftslurm.records.state import EXIT_FAILED, LEFT, READY, State
 from ftslurm.records.stop import SIGNAL, JobEnd, StopRequest
 from ftslurm.rendezvous.member import View
+from ftslurm.terminal import ERROR, WARNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ UNKILLABLE_S = 10.0
 """Seconds after which killed processes that still exist are reported."""
 BY_DEFECT = "its agent ended by "
 """Beginning of the reason in the guardian's death notice, see `ftslurm.agent.guardian`."""
-NO_LINES: list[str] = []
+NO_LINES: list[Log] = []
 
 
 class AgentLoop:
@@ -120,12 +122,12 @@ class AgentLoop:
             StopSignalled: self._on_stop_signalled,
             StopRequest: lambda request: self._do(self._machine.on_stop_request(request)),
             JobEnd: self._on_job_end,
-            StandbyEnded: lambda end: self._do(self._machine.on_standby_ended(end.local_rank, self._moment())),
+            StandbyEnded: self._on_standby_ended,
             HungRank: self._on_hung_rank,
             StacksCollected: self._on_stacks_collected,
             VitalsChanged: self._on_vitals,
-            Message: lambda message: self._effects.log(message.text),
-            Notice: lambda notice: self._effects.log(notice.text),
+            Message: lambda message: self._effects.log(message.text, WARNING),
+            Notice: lambda notice: self._effects.log(notice.text, notice.level),
             View: self._on_view,
             Evicted: self._on_evicted,
             StorageProblem: self._storage_trouble.on_problem,
@@ -137,6 +139,7 @@ class AgentLoop:
             Prepare: self._prepare,
             Spawn: self._spawn,
             StartStandbys: self._start_standbys,
+            DropStandbys: lambda _: effects.drop_standbys(),
             Signal: self._signal,
             CollectStacks: self._collect_stacks,
             Compare: self._compare,
@@ -145,7 +148,7 @@ class AgentLoop:
             RecordRound: lambda one: self._effects.record_round(one, self.record, self._round_started_ns),
             RecordFailure: effects.record_failure,
             ForgetRound: lambda _: self._forget_round(),
-            Log: lambda line: self._effects.log(line.text),
+            Log: lambda line: self._effects.log(line.text, line.level),
             Exit: self._exit,
         }
 
@@ -232,6 +235,9 @@ class AgentLoop:
         self._stop.on_worker_ended()
         self._do(self._machine.on_worker_ended(end, self._moment()))
 
+    def _on_standby_ended(self, end: StandbyEnded) -> None:
+        self._do(self._machine.on_standby_ended(end.local_rank, self._moment(), end.by_itself))
+
     def _on_guardian_ended(self, _: GuardianEnded) -> None:
         self._do(self._machine.on_evicted("its guardian process was killed", EXIT_FAILED, self._moment()))
         # No grace: the other nodes see at once that this node is gone, and its ranks may run elsewhere soon.
@@ -247,7 +253,9 @@ class AgentLoop:
     def _on_vitals(self, changed: VitalsChanged) -> None:
         self._vitals = changed.vitals
         self.record = self._assemble()
-        self._courier.update_vitals(changed.vitals, changed.at_once)
+        self._courier.update_vitals(changed.vitals, changed.at_once or changed.first_heartbeat)
+        if changed.at_once:
+            self._machine.on_ranks_begun(self._moment())
 
     def _on_view(self, view: View) -> None:
         self._follow(view)
@@ -263,11 +271,11 @@ class AgentLoop:
         # Only the coordinator's agent logs its decisions.
         if view.coordinating:
             for line in self._containment.call(MESSAGES, NO_LINES, messages, self.state, view.state):
-                self._effects.log(line)
+                self._effects.log(line.text, line.level)
         self.state = view.state
 
     def _on_evicted(self, evicted: Evicted) -> None:
-        self._effects.log(f"{evicted.reason}; this agent leaves")
+        self._effects.log(f"{evicted.reason}; this agent leaves", ERROR)
         self._do(self._machine.on_evicted(evicted.reason, evicted.exit_code, self._moment()))
 
     def _on_defect(self, defect: Defect) -> None:
@@ -334,7 +342,8 @@ class AgentLoop:
     def _prepare(self, prepare: Prepare) -> None:
         if self.record.unhealthy is not None:
             # As `ftslurm.rendezvous.common_failures` decides.
-            self._effects.log("health: this node takes part anyway: the same storage checks fail on all nodes")
+            same = "health: this node takes part anyway: the same storage checks fail on all nodes"
+            self._effects.log(same, WARNING)
         # If the set-up fails, no worker starts; the round record still needs a start time.
         self._round_started_ns = self._effects.now_ns()
         self._round_setup.begin(prepare.assignment)
@@ -354,8 +363,8 @@ class AgentLoop:
         self._stop.follow(self.state)
 
     def _start_standbys(self, start: StartStandbys) -> None:
-        for local_rank in self._effects.start_standbys(start.local_ranks):
-            self._do(self._machine.on_standby_ended(local_rank, self._moment()))
+        for end in self._effects.start_standbys(start.local_ranks):
+            self._on_standby_ended(end)
 
     def _signal(self, action: Signal) -> None:
         self._effects.signal(action.local_ranks, action.number)
@@ -364,7 +373,7 @@ class AgentLoop:
             self._killed_at = self._effects.monotonic()
 
     def _collect_stacks(self, collect: CollectStacks) -> None:
-        if not self._effects.collect_stacks(self.record.round, collect.local_ranks, collect.stop):
+        if not self._effects.collect_stacks(self.record.round, collect):
             self._do(self._machine.on_stacks_collected(self._moment()))
 
     def _compare(self, compare: Compare) -> None:
@@ -379,8 +388,12 @@ class AgentLoop:
             send = self._containment.contained_task(ANALYSIS, self._courier.send)
             send(partial(of_file, path), compared)
 
-    def _kill_leftovers(self, _: KillLeftovers) -> None:
+    def _kill_leftovers(self, kill: KillLeftovers) -> None:
         self._round_setup.drop()
+        # While the standby workers are still known as such.
+        self._effects.name_left_behind()
+        if not kill.keep_standbys:
+            self._effects.drop_standbys()
         self._effects.prepare_sweep()
         self._sweep_at = self._killed_at = self._effects.monotonic()
 

@@ -13,10 +13,21 @@ from ftslurm.agent import actions as act
 from ftslurm.agent.actions import Action, Moment
 from ftslurm.agent.local_round import HANG_S
 from ftslurm.agent.messages import end_reason, short, stop_reason
-from ftslurm.agent.transitions import GONE, IDLE, PREPARING, STOPPING, SWEEPING, Transitions
+from ftslurm.agent.transitions import (
+    GONE,
+    IDLE,
+    PREPARING,
+    STANDBY_AFTER_S,
+    STANDBY_AFTER_STEP_S,
+    STANDBY_AGAIN_S,
+    STOPPING,
+    SWEEPING,
+    Transitions,
+)
 from ftslurm.dataclasses import replace
 from ftslurm.records.state import PERHAPS, RUNNING, SPAWN, STOPPED, SUCCEEDED, UNREACHABLE, Failure, State
 from ftslurm.records.stop import StopRequest
+from ftslurm.terminal import ERROR, WARNING
 from ftslurm.text import duration
 
 
@@ -42,8 +53,8 @@ class AgentMachine(Transitions):
             past = state.past(current.assignment.round)
             # A rank that others have lost did perhaps not fail: its stack shows what kept it.
             by_peers = past is not None and past.failure is not None and past.failure.by_peers
-            stacks = by_peers or (state.closed is not None and state.closed.outcome == STOPPED)
-            return self._stop(end_reason(state, current.assignment.round, self._attempt), now, stacks)
+            stacks = state.closed is not None and state.closed.outcome == STOPPED
+            return self._stop(end_reason(state, current.assignment.round, self._attempt), now, stacks, by_peers)
         return self._collect_stacks() if state.hang is not None else self._advance(now)
 
     def on_prepared(self, prepared: act.Prepared, now: Moment) -> list[Action]:
@@ -58,6 +69,8 @@ class AgentMachine(Transitions):
             return self._fail_to_start(0, prepared.problem, now, kind, blame=None)
         self.phase = RUNNING
         self._round.alive = set(range(self._slots))
+        self._standby_slots.on_emptied()
+        self._standby_at = now.s + STANDBY_AFTER_S if self._standby_slots else None
         # Published first: starting may fail, and the record of that failure must be the last one.
         return [*self._publish(RUNNING), act.Spawn(self._round.assignment), self._round.record()]
 
@@ -87,7 +100,7 @@ class AgentMachine(Transitions):
         elif end.failure is not None:
             actions += self._note_failure(current, end.failure)
             if self.phase == RUNNING and not (current.must_wait_for_stacks or self._others_may_save(end.failure)):
-                actions += self._stop(stop_reason(end.failure), now, stacks=end.failure.by_peers)
+                actions += self._stop(stop_reason(end.failure), now, by_peers=end.failure.by_peers, first=True)
         if end.failure is not None:
             actions.append(act.RecordFailure(end.local_rank, end.local_rank in current.stopped))
         if self.phase == STOPPING and not current.alive:
@@ -129,8 +142,8 @@ class AgentMachine(Transitions):
         hang = self._hang = current.note_expiry(self.node, local_rank, what, step, now, since_s)
         self._deadline = now.s + HANG_S
         # The rank whose time is over is often one that waits for the rank that hangs: the stacks show which.
-        log = act.Log(f"round {hang.round} hangs (rank {hang.rank}: {short(what)}): collecting the stacks of all ranks")
-        return [*self._publish(RUNNING), log, *self._collect_stacks()]
+        text = f"round {hang.round} hangs (rank {hang.rank}: {short(what)}): collecting the stacks of all ranks"
+        return [*self._publish(RUNNING), act.Log(text, ERROR), *self._collect_stacks()]
 
     def on_stacks_collected(self, now: Moment) -> list[Action]:
         """The stacks of the workers are collected, as far as possible."""
@@ -145,9 +158,20 @@ class AgentMachine(Transitions):
             actions += self._stop(stop_reason(current.first), now)
         return actions
 
-    def on_standby_ended(self, local_rank: int, now: Moment) -> list[Action]:
-        """A standby worker has ended before it was used, or could not be started; not a failure of the job."""
-        self._spare_slots.on_ended(local_rank)
+    def on_ranks_begun(self, now: Moment) -> None:
+        """A rank of this node has made its first step: their start is over."""
+        if self._standby_at is not None:
+            self._standby_at = min(self._standby_at, now.s + STANDBY_AFTER_STEP_S)
+
+    def on_standby_ended(self, local_rank: int, now: Moment, by_itself: bool = True) -> list[Action]:
+        """A standby worker has ended before it was used, or could not be started; not a failure of the job.
+
+        Args:
+            by_itself: False: it was found to be unusable, and the next one imports less; or nothing is known to import.
+        """
+        self._standby_slots.on_ended(local_rank, by_itself)
+        if self.phase == RUNNING:
+            self._standby_at = now.s + STANDBY_AGAIN_S
         return self._advance(now) if self.phase == IDLE else []
 
     def on_swept(self, now: Moment) -> list[Action]:
@@ -184,21 +208,21 @@ class AgentMachine(Transitions):
         if self._leaving is not None:
             if self.phase != STOPPING or number != signal.SIGINT:
                 return []
-            return [act.Log("SIGINT again: the ranks are killed now"), *self._kill()]
+            return [act.Log("SIGINT again: the ranks are killed now", WARNING), *self._kill()]
         if self.orderly_stop.doubt is not None:
             return self._decide(now, at_once=True) if number == signal.SIGINT else []
         if self.orderly_stop.kill_at is not None:
             if number != signal.SIGINT:
                 return []
             killed = f"killed in {duration(min(self._grace_s, self._kill_wait_s))}, or by a third"
-            log = act.Log(f"SIGINT again: no save is waited for; the ranks get SIGTERM, and are {killed}")
+            log = act.Log(f"SIGINT again: no save is waited for; the ranks get SIGTERM, and are {killed}", WARNING)
             return [log, *self._leave_by(number, now, ", twice: no save was waited for")]
         if stoppable is None and self.phase == RUNNING:
             self.orderly_stop.wait(number, now)
             return []
         if stoppable and self.phase == RUNNING:
             return self.on_stop_request(self.orderly_stop.begin(signal.Signals(number).name, now))
-        return [act.Log(f"{signal.Signals(number).name} from outside: stopping"), *self._leave_by(number, now)]
+        return [act.Log(f"{signal.Signals(number).name} from outside: stopping", WARNING), *self._leave_by(number, now)]
 
     def _leave_by(self, number: int, now: Moment, more: str = "") -> list[Action]:
         name = signal.Signals(number).name
@@ -221,7 +245,7 @@ class AgentMachine(Transitions):
         stop.doubt = None
         if self._leaving is not None:
             return []
-        log = act.Log(f"{signal.Signals(doubt.number).name} from outside: stopping")
+        log = act.Log(f"{signal.Signals(doubt.number).name} from outside: stopping", WARNING)
         return [log, *self._leave_by(doubt.number, now)]
 
     def on_stop_request(self, request: StopRequest) -> list[Action]:
@@ -230,7 +254,8 @@ class AgentMachine(Transitions):
             return []
         self.orderly_stop.request = request
         once_more = "; once more: without waiting for them" if request.signal == "SIGINT" else ""
-        return [act.Log(f"{request.reason}: asking the ranks to stop{once_more}"), *self._publish(self._status)]
+        text = f"{request.reason}: asking the ranks to stop{once_more}"
+        return [act.Log(text, WARNING), *self._publish(self._status)]
 
     def on_evicted(self, reason: str, code: int, now: Moment) -> list[Action]:
         """This agent may not go on (superseded, its guardian died, a refusal): stop everything and leave."""
@@ -241,7 +266,7 @@ class AgentMachine(Transitions):
     def on_unkillable(self, processes: str, now: Moment) -> list[Action]:
         """Killed processes still exist (a driver or a filesystem holds them in the kernel): leave if that is due."""
         text = f"{processes}: killed, but hanging in the kernel"
-        actions: list[Action] = [] if text == self._unkillable else [act.Log(text)]
+        actions: list[Action] = [] if text == self._unkillable else [act.Log(text, ERROR)]
         self._unkillable = text
         if (verdict := self._verdict()) is not None:
             code = verdict.exit_code
@@ -260,11 +285,12 @@ class AgentMachine(Transitions):
         if self.orderly_stop.stacks_due(now.s) and self._round is not None and self._round.alive:
             # Ranks that take notice of a stop, and have not left: perhaps because one of them hangs.
             request = self.orderly_stop.request
-            return self._collect_stacks(request.reason if request is not None else "the grace is over")
+            reason = request.reason if request is not None else "the grace is over"
+            return self._collect_stacks(reason, reason)
         if self.orderly_stop.doubt is not None and now.s >= self.orderly_stop.doubt.until_s:
             return self._decide(now)
         if self._deadline is None or now.s < self._deadline:
-            return []
+            return self._start_due_standbys(now)
         self._deadline = None
         if self.phase == STOPPING:
             return self._kill()
@@ -273,3 +299,13 @@ class AgentMachine(Transitions):
         if self.phase == GONE and self._leaving is not None:
             return [act.Exit(self._leaving[2])]
         return []
+
+    def _start_due_standbys(self, now: Moment) -> list[Action]:
+        current = self._round
+        if self.phase != RUNNING or self._standby_at is None or now.s < self._standby_at:
+            return []
+        self._standby_at = None
+        if current is None or not current.alive or self.orderly_stop.request is not None:
+            # Ranks that have succeeded, or are to stop, need none.
+            return []
+        return self._start_standbys()

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ftslurm.records.state import CLOSED, FORMING, HANG, RUNNING, UNREACHABLE, Failure, State
+from ftslurm.agent.actions import Log
+from ftslurm.records.state import (
+    CLOSED,
+    FAILED,
+    FORMING,
+    HANG,
+    RUNNING,
+    STOPPED,
+    SUCCEEDED,
+    UNREACHABLE,
+    Failure,
+    State,
+)
 from ftslurm.rendezvous.checkpoints import bad_checkpoint
 from ftslurm.rendezvous.unreachable import wait_s
+from ftslurm.terminal import ERROR, INFO, WARNING
 from ftslurm.text import duration, plural, safe
 
 
@@ -49,9 +62,11 @@ def end_reason(state: State, round_: int, attempt: str) -> str:
     return state.closed.reason if state.closed else "the round is over"
 
 
-def messages(old: State | None, new: State) -> list[str]:
+def messages(old: State | None, new: State) -> list[Log]:
     """Return the coordinator's lines for the events between `old` and `new`."""
-    lines: list[str] = []
+    lines: list[Log] = []
+    if len(new.attempts) > 1 and (old is None or old.attempt != new.attempt) and new.phase != CLOSED:
+        lines.append(Log(_goes_on(new)))
     if old is not None and old.attempt == new.attempt and old.phase == RUNNING and new.phase != CLOSED:
         # One change may end a round and begin the next.
         past = new.past(old.round)
@@ -59,13 +74,22 @@ def messages(old: State | None, new: State) -> list[str]:
             then = f"restart {new.restarts_used} of {new.max_restarts}"
             if new.phase == FORMING and (seconds := wait_s(new)):
                 then = f"trying again in {duration(seconds)}"
-            lines.append(f"round {past.round} ended: {short(past.reason or past.outcome)}; {then}")
+            lines.append(Log(f"round {past.round} ended: {short(past.reason or past.outcome)}; {then}", WARNING))
     for path in new.avoid:
         if old is not None and old.attempt == new.attempt and path not in old.avoid:
-            lines.append(bad_checkpoint(path))
+            lines.append(Log(bad_checkpoint(path), WARNING))
     if new.phase == RUNNING and (old is None or old.round != new.round) and new.master is not None:
         size = f"{plural(new.world_size, 'rank')} on {plural(len(new.participants), 'node')}"
-        lines.append(f"round {new.round}: {size}, master {new.master.address}:{new.master.port}")
+        lines.append(Log(f"round {new.round}: {size}, master {new.master.address}:{new.master.port}"))
     if new.phase == CLOSED and new.closed is not None and (old is None or old.phase != CLOSED):
-        lines.append(f"{new.closed.outcome}: {short(new.closed.reason, 300)}")
+        level = {SUCCEEDED: INFO, STOPPED: WARNING}.get(new.closed.outcome, ERROR)
+        lines.append(Log(f"{new.closed.outcome}: {short(new.closed.reason, 300)}", level))
     return lines
+
+
+def _goes_on(state: State) -> str:
+    """Return the line for the beginning of an attempt that goes on with an earlier one's run."""
+    before = state.history[-1].outcome if state.history else None
+    how = f" ({before})" if before in (FAILED, STOPPED, SUCCEEDED) else ""
+    reached = f", which reached step {state.reached_before}" if state.reached_before is not None else ""
+    return f"run {state.run_id} goes on: attempt {len(state.attempts)}, after {state.attempts[-2]}{how}{reached}"

@@ -32,6 +32,7 @@ from ftslurm.agent.ports import ReservedPort
 from ftslurm.agent.round_setup import REACH
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.waiting import Waiting
+from ftslurm.event_log.writer import EventLog
 from ftslurm.kernel import FORWARDED, kill_descendants
 from ftslurm.local_directory import remove_tree
 from ftslurm.records.node import NodeRecord
@@ -45,7 +46,7 @@ DEFECTS_S = 2.0
 BREAK_OFF_S = 5.0
 EXCLUSION_S = 2.0
 CLEAN_UP_S = 2.0
-DRAIN_S = 1.0
+DRAIN_S = 2.0
 
 
 class NodeAgent:
@@ -130,7 +131,7 @@ class NodeAgent:
         self._courier.start()
         parts.guard.start()
         # Concurrent with the courier's first tick.
-        if self._settings.spare_imports:
+        if self._settings.warm_imports:
             self._containment.call(ANALYSIS, None, preload_standby)
 
     def _break_off(self, error: Exception) -> None:
@@ -146,7 +147,7 @@ class NodeAgent:
         self._loop.break_off(f"{BY_DEFECT}{defect.text}")
 
     def _leave(self, code: int) -> None:
-        parts, log = self._parts, self._parts.console.log
+        parts, log = self._parts, self._parts.console.warn
         self._effects.leaving = True
         if parts.workers.standbys is not None:
             parts.workers.standbys.drop_all()
@@ -169,7 +170,7 @@ class NodeAgent:
         if not parts.excluder.finish(EXCLUSION_S) and self._containment.works(EXCLUSION):
             log("not all exclusions of nodes could be recorded for later jobs in time")
         if not finished:
-            log(f"the shared directory has not responded for {duration(FINISH_S)}: leaving anyway")
+            parts.console.error(f"the shared directory has not responded for {duration(FINISH_S)}: leaving anyway")
         if line := parts.journal.leave(stays=code != 0):
             log(line)
         self._defects.finish(DEFECTS_S if finished else 0.0)
@@ -194,6 +195,7 @@ def make_agent(
     bell: Doorbell,
     health: HealthSettings,
     excluder: Excluder,
+    events: EventLog,
     containment: Containment,
     defects: DefectRecords,
     explain: Callable[[str], None],
@@ -211,17 +213,18 @@ def make_agent(
         bell: the doorbell, by which other nodes wake this agent.
         health: settings of this node's health checks.
         excluder: records nodes that repeatedly fail first.
+        events: logs the run's events.
         containment: of the components, those given here and those made here.
         defects, explain: see `NodeAgent`.
     """
     clocks = (time.monotonic, time.time_ns)
     shared = (courier, fs, run)
-    parts = make_components(containment, settings, console, bell, excluder, *shared, health, *clocks)
+    parts = make_components(containment, settings, console, bell, excluder, events, *shared, health, *clocks)
     waiting = Waiting()
     facts = (settings, parts, waiting, record.slots)
     effects = NodeEffects(*facts, *shared, reserve, containment, defects, explain, *clocks)
     # Not all programs connect to the master: with this check switched off, the round must begin.
     connects = health.options.mode != OFF and REACH not in health.context.skip
-    log_unreachable = console.log if health.options.mode == REPORT else None
+    log_unreachable = console.warn if health.options.mode == REPORT else None
     loop = AgentLoop(effects, machine, courier, record, containment, settings.trouble_s, connects, log_unreachable)
     return NodeAgent(loop, effects, parts, waiting, courier, settings, containment, defects, explain)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 
 from ftslurm.agent.actions import (
     Assignment,
+    CollectStacks,
     GuardianEnded,
     RecordFailure,
     RecordRound,
     SignalReceived,
+    StandbyEnded,
     WorkerEnd,
 )
 from ftslurm.agent.components import Components
@@ -23,6 +25,7 @@ from ftslurm.agent.containment import (
     HEALTH,
     JOB_WATCH,
     LEFTOVERS,
+    MESSAGES,
     MONITOR,
     STANDBY,
     Containment,
@@ -31,6 +34,7 @@ from ftslurm.agent.containment import (
 from ftslurm.agent.courier import CourierThread
 from ftslurm.agent.defect_records import DefectRecords
 from ftslurm.agent.effects import Effects, SpawnFailed
+from ftslurm.agent.left_behind import left_behind
 from ftslurm.agent.messages import never_begun
 from ftslurm.agent.ports import ReservedPort
 from ftslurm.agent.rank_monitor import PIPE, VitalsChanged
@@ -47,6 +51,7 @@ from ftslurm.records.stop import Stop, StopVote
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.ownership import check_own_directory
 from ftslurm.sharedfs.rundir import RunDirectory, rank_directory
+from ftslurm.terminal import INFO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +136,8 @@ class NodeEffects(Effects):
     def deadline(self) -> float | None:
         """See `Effects`."""
         parts = self._parts
-        all_parts = (parts.exits, parts.bell, parts.monitor, parts.health, parts.build_locks, parts.stop, parts.hooks)
+        watchers = (parts.monitor, parts.health, parts.build_locks, parts.arrivals)
+        all_parts = (parts.exits, parts.bell, *watchers, parts.stop, parts.hooks)
         deadlines = (one.deadline for one in all_parts if one is not None)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -178,7 +184,7 @@ class NodeEffects(Effects):
             self._courier.wake()
         if HEALTH in ready or self._is_due(self._parts.health.deadline):
             for line in self._parts.health.poll():
-                self._parts.console.log(line)
+                self._parts.console.warn(line)
         sampled = False
         now = self._notice_suspension(0.0)
         for event in self._parts.monitor.turn(MONITOR in ready, record, now):
@@ -186,6 +192,7 @@ class NodeEffects(Effects):
             yield event
         yield from self._parts.stop.events(self._monotonic(), JOB_WATCH in ready, sampled)
         self._parts.build_locks.on_time(self._running_pids)
+        self._parts.arrivals.on_time()
         if self._parts.hooks is not None:
             self._parts.hooks.poll()
 
@@ -200,9 +207,11 @@ class NodeEffects(Effects):
         reaped = [worker for worker in self._ready if self._workers.reap(worker)]
         for worker in reaped:
             self._ready.remove(worker)
+            how = worker.signal or f"exit code {worker.exit_code}"
+            self._parts.console.debug(f"rank {worker.rank}: process {worker.pid} has ended: {how}")
             self._parts.monitor.end(worker)
             if not worker.begun and worker.exit_code is not None:
-                self._parts.console.log(never_begun(worker.rank, worker.exit_code, self._settings.program.prefix))
+                self._parts.console.error(never_begun(worker.rank, worker.exit_code, self._settings.program.prefix))
                 # A prefix that does not run its command and ends well is no success of the rank.
                 worker.exit_code = worker.exit_code or EXIT_FAILED
         self._parts.exits.add(reaped, record)
@@ -210,9 +219,9 @@ class NodeEffects(Effects):
 
     # The user and the run directory
 
-    def log(self, text: str) -> None:
+    def log(self, text: str, level: int = INFO) -> None:
         """See `Effects`."""
-        self._parts.console.log(text)
+        self._parts.console.log(text, level)
 
     def report_defect(self, defect: Defect, round_: int) -> None:
         """See `Effects`."""
@@ -234,7 +243,7 @@ class NodeEffects(Effects):
 
     def log_defect(self, defect: Defect, what_follows: str, round_: int) -> None:
         """Log and record a defect."""
-        self._parts.console.log(defect.message(what_follows, self._defects.write(defect, round_)))
+        self._parts.console.error(defect.message(what_follows, self._defects.write(defect, round_)))
 
     def record_round(self, action: RecordRound, record: NodeRecord, started_ns: int) -> None:
         """See `Effects`."""
@@ -277,12 +286,16 @@ class NodeEffects(Effects):
     def on_state(self, state: State, coordinating: bool) -> None:
         """See `Effects`."""
         if coordinating:
+            # First, so that an exclusion stands behind the failure that led to it.
+            self._parts.events.on_state(state)
             self._parts.excluder.on_state(state)
             if self._parts.hooks is not None:
                 self._parts.hooks.on_state(state)
         self._parts.health.on_state(state)
         self._parts.stop.on_state(state, coordinating, self._monotonic(), self._now_ns())
         self._parts.monitor.learn(state.learned)
+        if (request := state.stacks_request) is not None and request.round == state.round:
+            self._parts.monitor.request_stacks(request)
 
     # A round's beginning
 
@@ -295,7 +308,7 @@ class NodeEffects(Effects):
         self._fs.makedirs(os.path.dirname(self._run.round_node_file(assignment.round, self._settings.facts.node)))
         timer_file = self._parts.monitor.timer_file
         if timer_file is not None and (problem := timer_file.serve()):
-            self._parts.console.log(problem)
+            self._parts.console.warn(problem)
         return len(self._parts.commits.past(assignment.round))
 
     def _rank_directories(self, assignment: Assignment, *roots: str) -> list[str]:
@@ -321,26 +334,35 @@ class NodeEffects(Effects):
         self._parts.journal.begin()
         self._parts.health.on_round()
         self._port.release()
-        for local_rank in range(assignment.slots):
-            monitor = self._parts.monitor.environment(local_rank)
-            launch = launch_of(self._settings, assignment, local_rank, os.getpid(), monitor)
-            try:
-                worker = self._workers.start(launch)
-            except OSError as error:
-                # The worker's record directory, its standard input, or the program.
-                what = error.filename or launch.command[0]
-                problem = f"cannot start a worker: {what}: {error.strerror or error}"
-                raise SpawnFailed(local_rank, problem, error.errno) from error
-            self._waiting.listen(worker.pidfd, worker)
-            self._parts.monitor.begin(worker, launch.logs)
-            self._parts.stop.pages.begin(worker)
-            for path, stream in launch.tee:
-                self._parts.console.follow(path, f"[rank {worker.rank}] ", stream)
+        try:
+            for local_rank in range(assignment.slots):
+                self._spawn_one(assignment, local_rank)
+        finally:
+            # What is left could not be used.
+            self.drop_standbys()
+        self._parts.arrivals.begin(assignment.round, assignment.world_size)
         self._parts.build_locks.scan(self._running_pids())
 
-    # A spare's standby workers
+    def _spawn_one(self, assignment: Assignment, local_rank: int) -> None:
+        monitor = self._parts.monitor.environment(local_rank)
+        launch = launch_of(self._settings, assignment, local_rank, os.getpid(), monitor)
+        try:
+            worker = self._workers.start(launch)
+        except OSError as error:
+            # The worker's record directory, its standard input, or the program.
+            what = error.filename or launch.command[0]
+            problem = f"cannot start a worker: {what}: {error.strerror or error}"
+            raise SpawnFailed(local_rank, problem, error.errno) from error
+        self._waiting.listen(worker.pidfd, worker)
+        self._parts.console.debug(f"rank {worker.rank}: process {worker.pid}")
+        self._parts.monitor.begin(worker, launch.logs)
+        self._parts.stop.pages.begin(worker)
+        for path, stream in launch.tee:
+            self._parts.console.follow(path, launch.prefix, stream, launch.filtered.get(stream))
 
-    def start_standbys(self, local_ranks: tuple[int, ...]) -> list[int]:
+    # Standby workers
+
+    def start_standbys(self, local_ranks: tuple[int, ...]) -> list[StandbyEnded]:
         """See `Effects`."""
         if self._standbys is None:
             from ftslurm.agent.standby_effects import StandbyEffects
@@ -348,6 +370,11 @@ class NodeEffects(Effects):
             facts = (self._settings, self._slots, self._workers, self._waiting, self._parts.console)
             self._standbys = StandbyEffects(*facts, self._containment, self._monotonic)
         return self._standbys.start(local_ranks)
+
+    def drop_standbys(self) -> None:
+        """See `Effects`."""
+        if self._standbys is not None:
+            self._standbys.drop()
 
     # Its workers and its end
 
@@ -360,6 +387,8 @@ class NodeEffects(Effects):
 
     def signal(self, local_ranks: tuple[int, ...], number: int) -> None:
         """See `Effects`."""
+        name = signal.Signals(number).name
+        self._parts.console.debug(f"{name} to local ranks {', '.join(map(str, local_ranks))}")
         self._parts.build_locks.scan(self._running_pids())
         self._parts.stop.signals.send(local_ranks, number)
 
@@ -371,21 +400,28 @@ class NodeEffects(Effects):
         """See `Effects`."""
         return self._parts.stop.pages.follow(stop, kill_at)
 
-    def collect_stacks(self, round_: int, local_ranks: tuple[int, ...], stop: str | None) -> bool:
+    def collect_stacks(self, round_: int, collect: CollectStacks) -> bool:
         """See `Effects`."""
-        self._parts.monitor.collect_stacks(round_, local_ranks, stop)
+        self._parts.monitor.collect_stacks(round_, collect.local_ranks, collect.stop, collect.after, collect.urgent)
         return self._containment.works(MONITOR)
 
     def stderr_of(self, local_rank: int) -> str | None:
         """See `Effects`."""
         return next((worker.stderr for worker in self._workers.all if worker.local_rank == local_rank), None)
 
+    def name_left_behind(self) -> None:
+        """See `Effects`."""
+        if {worker.exit_code for worker in self._workers.all} != {0}:
+            return
+        pids = [pid for pid, _ in descendants(os.getpid(), self._workers.kept)]
+        line = self._containment.call(MESSAGES, None, left_behind, pids)
+        if line is not None:
+            self._parts.console.warn(line)
+
     def prepare_sweep(self) -> None:
         """See `Effects`."""
-        if self._standbys is not None:
-            self._standbys.drop()
         # Includes ranks below a shell or another launcher.
-        below = [pid for pid, _ in descendants(os.getpid())]
+        below = [pid for pid, _ in descendants(os.getpid(), self._workers.kept)]
         self._parts.build_locks.scan(below)
         self._parts.build_locks.scan_builders(below)
 
@@ -397,6 +433,7 @@ class NodeEffects(Effects):
         """See `Effects`."""
         self._parts.monitor.over(record)
         self._parts.build_locks.remove()
+        self._parts.arrivals.over()
         hang = record.hang
         self._parts.health.on_swept(record.failure or (hang.failure() if hang is not None else None))
         clean_up = self._containment.contained_task(LEFTOVERS, self._courier.send)
@@ -404,7 +441,7 @@ class NodeEffects(Effects):
 
     def survivors(self) -> str:
         """See `Effects`."""
-        return "processes " + ", ".join(str(pid) for pid, _ in descendants(os.getpid())[:8])
+        return "processes " + ", ".join(str(pid) for pid, _ in descendants(os.getpid(), self._workers.kept)[:8])
 
     def forget_round(self) -> None:
         """See `Effects`."""

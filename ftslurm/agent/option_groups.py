@@ -5,8 +5,11 @@ from __future__ import annotations
 from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.timeouts import Timeouts
 from ftslurm.records.cause import IF_NODE
+from ftslurm.terminal import INFO
 
-ACT, REPORT, OFF = "act", "report", "off"
+ACT, REPORT, ON, OFF = "act", "report", "on", "off"
+AUTO = ("auto",)
+"""Of `--warm-imports`: what the ranks import."""
 HEALTH_MODES = (ACT, REPORT, OFF)
 
 
@@ -49,19 +52,27 @@ class ProgramOptions:
         module: `name` is a Python module.
         no_python: `name` is a program, not a Python script.
         role: the workers' ROLE_NAME.
-        spare_imports: modules that standby workers import ahead; empty: there are none.
+        warm_imports: modules that standby workers import ahead, or `AUTO`; empty: there are none.
         prefix: command that runs the workers' command lines, split; empty: none.
         name: script, module or program.
         arguments: the program's own.
+        virtual_local_rank: each worker sees its GPU alone, as device 0, and LOCAL_RANK is 0.
+        signals_to_handle: of TORCHELASTIC_SIGNALS_TO_HANDLE; None: the default.
+        slurm_env: see `ftslurm.agent.slurm_variables`.
+        numa_binding: CPUs that each worker is bound to, see `ftslurm.numa.choice`; None: it is not.
     """
 
     module: bool
     no_python: bool
     role: str
-    spare_imports: tuple[str, ...]
+    warm_imports: tuple[str, ...]
     prefix: tuple[str, ...]
     name: str
     arguments: tuple[str, ...]
+    virtual_local_rank: bool = False
+    signals_to_handle: str | None = None
+    slurm_env: str = "task"
+    numa_binding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,11 +83,25 @@ class OutputOptions:
         log_dir: directory of the ranks' log files; None: the run directory.
         redirects: streams that go to files, see `ftslurm.agent.environment.parse_streams`.
         tee: streams that are also copied to the terminal; None: both of rank 0.
+        flight_recorder: ON: torch records the ranks' collectives, and their agent can read them; or OFF.
+        local_ranks_filter: local ranks whose output may be on the terminal; empty: all.
+        duplicate_stdout_filters: texts; lines with one of them are also copied to a file of the node. Empty: none.
+        duplicate_stderr_filters: the same for stderr.
+        chosen: `redirects` was given, so the user knows where output goes.
+        quiet, verbose: as given; `level` follows from them and the environment, see `ftslurm.agent.log_level`.
     """
 
     log_dir: str | None
     redirects: int | dict[int, int]
     tee: int | dict[int, int] | None
+    flight_recorder: str = ON
+    local_ranks_filter: tuple[int, ...] = ()
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    chosen: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    level: int = INFO
 
 
 @dataclass(frozen=True)
@@ -107,10 +132,12 @@ class TimeoutOptions:
     Attributes:
         configured: the time-outs; None in them: learned or default.
         hang_signal: ends a rank that hangs, unless its own timer names another one.
+        auto_progress: ON, or OFF: what scripts do not report is not taken from their optimizers.
     """
 
     configured: Timeouts
     hang_signal: int
+    auto_progress: str = ON
 
 
 @dataclass(frozen=True)

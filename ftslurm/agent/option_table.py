@@ -8,6 +8,8 @@ from ftslurm.agent import option_types as kinds
 from ftslurm.agent.option_definition import Group, Option
 from ftslurm.agent.option_groups import (
     HEALTH_MODES,
+    OFF,
+    ON,
     EventOptions,
     ExclusionOptions,
     HealthOptions,
@@ -18,8 +20,11 @@ from ftslurm.agent.option_groups import (
     TimeoutOptions,
     TimingOptions,
 )
+from ftslurm.agent.slurm_variables import MODES, TASK
 from ftslurm.monitor.timeouts import Timeouts
+from ftslurm.numa.choice import MODES as NUMA_MODES
 from ftslurm.records.cause import IF_NODE, REQUEUE_POLICIES
+from ftslurm.records.state import DEFAULT_ROLE
 from ftslurm.rendezvous.observation import NEXT_ROUND, REJOIN
 
 TYPE_CHECKING = False
@@ -27,13 +32,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _timeouts(hang_signal: int, **configured: Any) -> TimeoutOptions:
-    return TimeoutOptions(Timeouts(**configured), hang_signal)
+def _timeouts(hang_signal: int, auto_progress: str, **configured: Any) -> TimeoutOptions:
+    return TimeoutOptions(Timeouts(**configured), hang_signal, auto_progress)
 
 
 _PLACEMENT = (
     Option(("--nnodes",), kinds.nodes, None, "N|MIN:MAX", "nodes in a round; default: all of the Slurm step's"),
-    Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|auto", "workers on each node; default 1"),
+    Option(("--nproc-per-node",), kinds.processes, "1", "N|gpu|cpu|xpu|auto", "workers on each node; default 1"),
     Option(("--max-restarts",), kinds.count(0), 3, "N", "restarts of the whole job, over all nodes; default 3"),
     Option(
         ("--rdzv-id",),
@@ -53,8 +58,8 @@ _PLACEMENT = (
         ("--local-addr",),
         kinds.text_of,
         None,
-        "ADDRESS",
-        "this node's MASTER_ADDR; default: Slurm's name of it",
+        "ADDRESS|NODE=ADDRESS,…",
+        "this node's MASTER_ADDR, or that of each node; default: Slurm's name of it",
     ),
     Option(
         ("--interface",),
@@ -90,13 +95,14 @@ _PLACEMENT = (
 _PROGRAM = (
     Option(("-m", "--module"), kinds.switch, False, "", "the program is a Python module, as in python -m"),
     Option(("--no-python",), kinds.switch, False, "", "the program is not a Python script: execute it directly"),
-    Option(("--role",), kinds.text_of, "default", "NAME", "ROLE_NAME for the workers"),
+    Option(("--role",), kinds.text_of, DEFAULT_ROLE, "NAME", "ROLE_NAME for the workers; it may differ between nodes"),
     Option(
-        ("--spare-imports",),
-        kinds.modules,
-        (),
-        "MODULE,…",
-        "modules that standby workers on spare nodes import ahead (none that opens the GPU)",
+        ("--warm-imports",),
+        kinds.warm_imports,
+        None,
+        "auto|MODULE,…|off",
+        "what standby workers import ahead for the next round: torch and what the ranks import from installed packages "
+        "(auto, the default), these modules, or nothing: off, also with --worker-prefix and --no-python",
     ),
     Option(
         ("--worker-prefix",),
@@ -105,6 +111,37 @@ _PROGRAM = (
         "COMMAND",
         "run the workers by it, such as 'apptainer exec --nv image.sif'; the agents run outside (docs/containers.md)",
         "prefix",
+    ),
+    Option(
+        ("--slurm-env",),
+        kinds.one_of(MODES),
+        TASK,
+        "|".join(MODES),
+        "Slurm's variables in the workers: as if each were a task of srun (SLURM_PROCID is RANK; default), of the "
+        "agents' step, or those of the job only",
+    ),
+    Option(
+        ("--virtual-local-rank",),
+        kinds.switch,
+        False,
+        "",
+        "each worker sees its own GPU only, as device 0 (CUDA_VISIBLE_DEVICES), and its LOCAL_RANK is 0",
+    ),
+    Option(
+        ("--numa-binding",),
+        kinds.one_of(NUMA_MODES),
+        None,
+        "|".join(NUMA_MODES),
+        "bind each worker to CPUs of its agent that are near its GPU: on the GPU's NUMA node or socket, or to a share "
+        "of the node's cores that no other GPU has (exclusive), or cores with a common L3 cache (core-complex)",
+    ),
+    Option(
+        ("--signals-to-handle",),
+        kinds.handled_signals,
+        None,
+        "SIGNAL,…",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE for the workers; here TERM, INT, HUP and QUIT always stop the job, USR1 and "
+        "USR2 are always passed on",
     ),
 )
 _OUTPUT = (
@@ -118,16 +155,58 @@ _OUTPUT = (
     Option(
         ("-r", "--redirects"),
         kinds.streams,
-        3,
+        None,
         "0|1|2|3|R:S,…",
-        "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3",
+        "streams that go to the rank's files: 1 stdout, 2 stderr, 3 both; default 3, and what --tee names always",
     ),
     Option(
         ("-t", "--tee"),
         kinds.streams,
         None,
         "0|1|2|3|R:S,…",
-        "streams also copied to the terminal, prefixed by the rank; default: both of rank 0",
+        "streams also copied to the terminal, prefixed by the rank; default: both of rank 0, none with --redirects",
+    ),
+    Option(
+        ("--local-ranks-filter",),
+        kinds.local_ranks,
+        (),
+        "R,…",
+        "show only the output of these local ranks of each node on the terminal; all of it without --redirects, --tee",
+    ),
+    Option(
+        ("--duplicate-stdout-filters",),
+        kinds.filters,
+        (),
+        "TEXT,…",
+        "also copy the lines of --tee's stdout that have one of these texts to filtered_stdout.log, one for each node",
+    ),
+    Option(
+        ("--duplicate-stderr-filters",),
+        kinds.filters,
+        (),
+        "TEXT,…",
+        "the same for stderr and filtered_stderr.log",
+    ),
+    Option(
+        ("--quiet",),
+        kinds.switch,
+        False,
+        "",
+        "only ftslurm's errors, and of the report its first lines; the ranks' output is shown as without it",
+    ),
+    Option(
+        ("-v", "--verbose"),
+        kinds.switch,
+        False,
+        "",
+        "also what each agent does: processes, signals, events; FTSLURM_LOG_LEVEL or LOGLEVEL name a level",
+    ),
+    Option(
+        ("--flight-recorder",),
+        kinds.one_of((ON, OFF)),
+        ON,
+        "on|off",
+        "have torch record the ranks' collectives, so that a hang shows which one (on, the default), or not",
     ),
 )
 _TIMING = (
@@ -144,7 +223,7 @@ _TIMING = (
         kinds.seconds(0.1),
         8.0,
         "SECONDS",
-        "a node without a heartbeat for so long is lost; default 8",
+        "a node without a sign of life for so long is lost, sooner with evidence of its death; default 8",
         "node_timeout_s",
     ),
     Option(
@@ -171,7 +250,7 @@ _TIMING = (
         "effect of a node that joins late or again: end the round, wait for the next one (default), or stay out",
     ),
     Option(
-        ("--grace",),
+        ("--shutdown-timeout", "--grace"),
         kinds.seconds(0),
         None,
         "SECONDS",
@@ -243,6 +322,14 @@ _TIMEOUTS = (
         signal.SIGKILL,
         "SIGNAL",
         "signal that ends a rank that hangs; default SIGKILL",
+    ),
+    Option(
+        ("--auto-progress",),
+        kinds.one_of((ON, OFF)),
+        ON,
+        "on|off",
+        "of a script that calls neither ftslurm.progress nor ftslurm.heartbeat, each step of its torch optimizer is a "
+        "step and a heartbeat (default)",
     ),
 )
 _STOP = (
@@ -355,3 +442,4 @@ GROUPS = (
 )
 
 OPTIONS = tuple(option for group in GROUPS for option in group.options)
+BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable, Sequence
 
 from ftslurm.agent.environment import parse_streams
-from ftslurm.agent.option_groups import StopWhen
+from ftslurm.agent.option_groups import OFF, StopWhen
+from ftslurm.kernel import FORWARDED
 from ftslurm.monitor.timeouts import parse_seconds, parse_section
 from ftslurm.terminal import UsageError
 from ftslurm.text import duration_s
@@ -86,10 +87,10 @@ def notice(option: str, text: str) -> StopWhen:
 
 def processes(option: str, text: str) -> str:
     """Read a number of workers, or the kind of device to count."""
-    if text in ("gpu", "cpu", "auto"):
+    if text in ("gpu", "cpu", "xpu", "auto"):
         return text
     if not is_number(text) or int(text) < 1:
-        raise UsageError(f"{option} {text}: expected a number of workers from 1 on, or gpu, cpu, auto")
+        raise UsageError(f"{option} {text}: expected a number of workers from 1 on, or gpu, cpu, xpu, auto")
     return text
 
 
@@ -158,11 +159,13 @@ def sections(option: str, text: str) -> dict[str, float]:
         raise UsageError(str(error)) from None
 
 
-def modules(option: str, text: str) -> tuple[str, ...]:
-    """Read names of modules."""
+def warm_imports(option: str, text: str) -> tuple[str, ...]:
+    """Read names of modules, "auto" or "off"."""
+    if text == OFF:
+        return ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise UsageError(f"{option} {text}: expected names of modules, such as torch,transformers")
+        raise UsageError(f"{option} {text}: expected auto, off or names of modules, such as torch,transformers")
     return names
 
 
@@ -180,3 +183,29 @@ def names(option: str, text: str) -> tuple[str, ...]:
     if not all(name and name.isprintable() and not name.isspace() for name in found):
         raise UsageError(f"{option} {text}: expected comma-separated names")
     return found
+
+
+def local_ranks(option: str, text: str) -> tuple[int, ...]:
+    """Read comma-separated local ranks."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(map(is_number, parts)):
+        raise UsageError(f"{option} {text}: expected local ranks, such as 0,1")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def filters(option: str, text: str) -> tuple[str, ...]:
+    """Read comma-separated texts to search for; two commas stand for one of the text."""
+    # As torchrun; no text has a NUL.
+    parts = tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+    if not all(parts):
+        raise UsageError(f"{option} {text}: expected comma-separated texts (,, stands for a comma)")
+    return parts
+
+
+def handled_signals(option: str, text: str) -> str:
+    """Read the names of signals that ftslurm stops the job at, or passes on."""
+    wanted = [name.strip() for name in text.split(",")]
+    known = [number.name for number in FORWARDED]
+    if unknown := [name for name in wanted if name not in known]:
+        raise UsageError(f"{option} {unknown[0]}: expected some of {','.join(known)}: no other signal is handled")
+    return ",".join(wanted)

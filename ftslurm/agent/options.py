@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 
+from ftslurm.agent.environment import BOTH
+from ftslurm.agent.log_level import verbosity
 from ftslurm.agent.option_definition import Option
-from ftslurm.agent.option_groups import ACT, OFF, ProgramOptions, RunOptions
+from ftslurm.agent.option_groups import ACT, AUTO, OFF, ProgramOptions, RunOptions
+from ftslurm.agent.option_help import USAGE
+from ftslurm.agent.option_line import OptionLine
 from ftslurm.agent.option_table import GROUPS, OPTIONS
+from ftslurm.agent.torchrun_options import SHUTDOWN_TIMEOUT, variable_of
 from ftslurm.monitor.timeouts import timeouts_json
 from ftslurm.terminal import UsageError
 
-__all__ = ["USAGE", "find_program", "options_record", "parse_run"]
+__all__ = ["find_program", "options_record", "parse_run"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,53 +24,39 @@ if TYPE_CHECKING:
 
 
 DEFAULT_HEARTBEAT_S, DEFAULT_GRACE_S = 3.0, 15.0
-_BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
-
-_NOT_OURS = {
-    "--rdzv-backend": "the shared directory is the rendezvous: leave it out",
-    "--rdzv-endpoint": "the shared directory is the rendezvous, no host or port is needed: leave it out",
-    "--rdzv-conf": "see --join-timeout and --last-call",
-    "--standalone": "not needed: without Slurm one node is the default",
-    "--node-rank": "Slurm's order is taken: leave it out",
-    "--master-addr": "chosen anew for each round: leave it out (see --local-addr)",
-    "--master-port": "chosen anew for each round: leave it out",
-    "--monitor-interval": "workers are not polled: leave it out",
-    "--start-method": "leave it out",
-    "--shutdown-timeout": "see --grace",
-    "--signals-to-handle": "leave it out: TERM, INT, HUP and QUIT stop the job, USR1 and USR2 are passed on",
-    "--event-log-handler": "leave it out: the run directory holds all events",
-    "--logs-specs": "see --log-dir, --redirects and --tee",
-    "--duplicate-stdout-filters": "see --tee",
-    "--duplicate-stderr-filters": "see --tee",
-    "--numa-binding": "leave it out: bind the workers in the program, or by srun's --cpu-bind",
-    "--virtual-local-rank": "leave it out: choose the device by LOCAL_RANK",
-    "--run-path": "leave it out: a script runs as __main__ here",
-    "--local-ranks-filter": "see --tee",
-}
-
-USAGE = "ftslurm run [options] program [the program's arguments]"
 
 
 def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOptions:
-    """Read the command line of `ftslurm run`; the environment's `FTSLURM_…` are defaults.
+    """Read the command line of `ftslurm run`; the environment's `FTSLURM_…`, then torchrun's `PET_…`, are defaults.
 
     Raises:
+        WrongOptions: some are torchrun's alone, or several mistakes; all of them are named.
         UsageError: with one line.
         SystemExit: after `--help`.
     """
-    given, program, rest = _split(arguments)
-    values = {option.name: _value(option, given, environment) for option in OPTIONS}
+    line = OptionLine(arguments)
+    values = _values(line, environment)
+    line.check()
+    given, program, rest = line.given, line.program, line.rest
     if program is None:
         raise UsageError(f"expected a program to run: {USAGE}")
     if values["module"] and values["no_python"]:
         raise UsageError("--module and --no-python: only one of them makes sense")
-    if values["worker_prefix"] and values["spare_imports"]:
-        raise UsageError("--worker-prefix and --spare-imports: no worker can be started ahead in a container yet")
+    if values["worker_prefix"] and values["warm_imports"]:
+        raise UsageError("--worker-prefix and --warm-imports: no worker can be started ahead in a container yet")
+    if values["warm_imports"] is None:
+        values["warm_imports"] = () if values["worker_prefix"] else AUTO
     if values["local_addr"] and values["interface"]:
         raise UsageError("--local-addr and --interface: only one of them makes sense")
     if values["health"] is None:
         # Agents that share one machine would mistake each other's workers for leftovers.
         values["health"] = OFF if values["local_nodes"] else ACT
+    chosen = values["redirects"] is not None
+    if not chosen:
+        values["redirects"] = BOTH
+    elif values["tee"] is None:
+        # As torchrun: who redirects by hand sees what is not redirected, and what --tee names.
+        values["tee"] = 0
     if values["heartbeat"] is None:
         values["heartbeat"] = min(DEFAULT_HEARTBEAT_S, values["node_timeout"] / 2.5)
     if values["node_timeout"] < 2 * values["heartbeat"]:
@@ -74,17 +64,31 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
         raise UsageError(f"{wrong}: expected at least twice --heartbeat ({values['heartbeat']:g})")
     fields = {group.name: {option.field: values[option.name] for option in group.options} for group in GROUPS}
     fields["program"].update(name=program, arguments=tuple(rest))
+    fields["output"].update(chosen=chosen, **verbosity(given, values, environment))
     fields["stop"].update(grace_s=values["grace"])
     if values["grace"] is None:
         fields["timing"].update(grace_s=DEFAULT_GRACE_S)
     return RunOptions(**{group.name: group.make(**fields[group.name]) for group in GROUPS})
 
 
+def _values(line: OptionLine, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return all options' values by name; those that are invalid are noted in the line."""
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        try:
+            values[option.name] = _value(option, line.given, environment)
+        except UsageError as error:
+            line.note_wrong(option.name, str(error))
+    return values
+
+
 def _value(option: Option, given: Mapping[str, str], environment: Mapping[str, str]) -> Any:
     if option.name in given:
         return option.read(option.flags[-1], given[option.name])
-    if environment.get(option.variable):
-        return option.read(f"{option.variable} (in the environment)", environment[option.variable])
+    variables = [option.variable, variable_of(option), SHUTDOWN_TIMEOUT if option.name == "grace" else None]
+    for variable in variables:
+        if variable is not None and environment.get(variable):
+            return option.read(f"{variable} (in the environment)", environment[variable])
     return option.default
 
 
@@ -97,85 +101,26 @@ def options_record(options: RunOptions) -> dict[str, Any]:
             suffix = "_s" if option.field.endswith("_s") else ""
             record[option.name + suffix] = getattr(values, option.field)
     timeouts = options.timeouts
-    record.update(timeouts=timeouts_json(timeouts.configured), hang_signal=timeouts.hang_signal)
+    record.update(
+        timeouts=timeouts_json(timeouts.configured),
+        hang_signal=timeouts.hang_signal,
+        auto_progress=timeouts.auto_progress,
+        log_level=options.output.level,
+    )
     return {**record, "program": options.program.name, "arguments": list(options.program.arguments)}
 
 
-def _split(arguments: Sequence[str]) -> tuple[dict[str, str], str | None, list[str]]:
-    """Split the command line at the program's name; the arguments after it are not parsed.
+def _there_is(name: str) -> str:
+    """Return where a script was searched, or which one is there that was probably meant."""
+    from ftslurm.similar import nearest
 
-    By hand: argparse and what it imports would stay in each agent's memory for as long as the job runs (0.6 MB).
-
-    Returns:
-        The given options' texts ("1" for a switch) by name, the program if any, and its arguments.
-    """
-    given: dict[str, str] = {}
-    remaining = deque(arguments)
-    while remaining and remaining[0].startswith("-") and remaining[0] != "-":
-        argument = remaining.popleft()
-        if argument == "--":
-            break
-        flag, value = _flag_and_value(argument)
-        option = _find(flag)
-        if not option.is_switch:
-            if value is None and not remaining:
-                raise UsageError(f"{flag}: expected a value after it")
-            given[option.name] = remaining.popleft() if value is None else value
-            continue
-        given[option.name] = "1"
-        if value is not None and (argument.startswith("--") or argument[2] == "="):
-            raise UsageError(f"{flag}: expected no value, found {value!r}")
-        if value is not None:
-            # Several short options in one argument: -mr3.
-            remaining.appendleft(f"-{value}")
-    program = remaining.popleft() if remaining else None
-    return given, program, list(remaining)
-
-
-def _flag_and_value(argument: str) -> tuple[str, str | None]:
-    """Split --flag=value, -fvalue or -f=value."""
-    if not argument.startswith("--"):
-        return argument[:2], argument[2:].removeprefix("=") if argument[2:] else None
-    flag, equals, value = argument.partition("=")
-    return flag, value if equals else None
-
-
-def _find(flag: str) -> Option:
-    # torchrun accepts --nproc_per_node too.
-    name = flag.replace("_", "-")
-    if name in ("-h", "--help"):
-        _print_help()
-        raise SystemExit(0)
-    if name in _NOT_OURS:
-        raise UsageError(f"{flag} is an option of torchrun, not of ftslurm: {_NOT_OURS[name]}")
-    if name not in _BY_FLAG:
-        raise UsageError(f"unknown option {flag}; see ftslurm run --help")
-    return _BY_FLAG[name]
-
-
-def _print_help() -> None:
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        prog="ftslurm run",
-        usage=USAGE,
-        description="Run a program on all nodes, restart it when it fails, report why it failed.",
-        epilog="Each option can be set as an environment variable: --max-restarts as FTSLURM_MAX_RESTARTS, and so on. "
-        "Exit codes: 0 success, 1 the job failed, 2 wrong usage (nothing was started), 78 failed and do not requeue "
-        "(a worker ended with 78), 128+n stopped by signal n from outside.",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110),
-    )
-    for group in GROUPS:
-        titled = parser.add_argument_group(group.title)
-        for option in group.options:
-            if option.is_switch:
-                titled.add_argument(*option.flags, action="store_true", help=option.help)
-            else:
-                titled.add_argument(*option.flags, metavar=option.metavar, help=option.help)
-    from ftslurm.command_examples import examples_of
-    from ftslurm.terminal import show
-
-    show(parser.format_help() + examples_of(parser.prog))
+    folder, _, wanted = name.rpartition(os.sep)
+    try:
+        files = [each.name for each in os.scandir(folder or ".") if each.is_file() and each.name.endswith(".py")]
+    except OSError:
+        files = []
+    meant = nearest(wanted, files)
+    return f"; {os.path.join(folder, meant)} is there" if meant else f" (in {os.getcwd()})"
 
 
 def find_program(program: ProgramOptions, path: str) -> str:
@@ -192,10 +137,8 @@ def find_program(program: ProgramOptions, path: str) -> str:
         # The files of a container are visible only inside.
         return name
     if program.no_python:
-        candidates = [name] if os.sep in name else [os.path.join(d or ".", name) for d in path.split(os.pathsep)]
-        for candidate in candidates:
-            if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-                return candidate
+        if (found := _executable(name, path)) is not None:
+            return found
         raise UsageError(f"{name}: no such program (or not executable); --no-python takes a path or a name on PATH")
     if os.path.isdir(name):
         if not os.path.isfile(os.path.join(name, "__main__.py")):
@@ -204,7 +147,30 @@ def find_program(program: ProgramOptions, path: str) -> str:
     if os.path.exists(name) and not os.path.isfile(name):
         raise UsageError(f"{name}: not a regular file, expected a Python script (in {os.getcwd()})")
     if not os.path.isfile(name):
-        raise UsageError(f"{name}: no such script (in {os.getcwd()}); expected a Python script, or -m, or --no-python")
+        raise UsageError(f"{name}: no such script{_there_is(name)}; {_expected(program, path)}")
     if not os.access(name, os.R_OK):
         raise UsageError(f"{name}: the script cannot be read (permission denied)")
+    if name.endswith((".sh", ".bash", ".slurm", ".sbatch")):
+        path = name if os.sep in name else os.path.join(".", name)
+        raise UsageError(
+            f"{name}: a shell script, expected a Python script; ftslurm run --no-python {path} executes it"
+        )
     return name
+
+
+def _executable(name: str, path: str) -> str | None:
+    """Return the file of a program, given by its path or by its name in one of the directories of `path`."""
+    candidates = [name] if os.sep in name else [os.path.join(each or ".", name) for each in path.split(os.pathsep)]
+    return next((each for each in candidates if os.path.isfile(each) and os.access(each, os.X_OK)), None)
+
+
+def _expected(program: ProgramOptions, path: str) -> str:
+    """Return what was to be given instead of a name that is no script."""
+    name = program.name
+    first = program.arguments[0] if program.arguments else "-"
+    # Of Python's own options, ftslurm has -m alone.
+    if name.startswith("python") and (first == "-m" or not first.startswith("-")):
+        return f"leave it out: a script is run by Python, ftslurm run {first} …"
+    if _executable(name, path) is not None:
+        return f"{name} is a program on PATH: ftslurm run --no-python {name} …"
+    return "expected a Python script, or -m, or --no-python"

@@ -16,6 +16,19 @@ LOCAL_NODE, LOCAL_ATTEMPT = "FTSLURM__LOCAL_NODE", "FTSLURM__LOCAL_ATTEMPT"
 """Set by the launcher of `--local-nodes` for its agents: `index/count`, and their common attempt."""
 
 
+def local_environment(name: str, count: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that `--local-nodes` adds for its first agent (pure).
+
+    Args:
+        name: of the attempt, and of a run that nothing else names: neither an option nor torchrun's variable.
+        count: number of agents.
+        environment: the launcher's.
+    """
+    named = any(environment.get(variable) for variable in ("FTSLURM_RDZV_ID", "PET_RDZV_ID"))
+    own = {LOCAL_NODE: f"0/{count}", LOCAL_ATTEMPT: f"{name}.0"}
+    return own if named else {**own, "FTSLURM_RDZV_ID": name}
+
+
 @dataclass(frozen=True)
 class Placement:
     """This agent's run, attempt, node and position.
@@ -71,6 +84,17 @@ def place(
         raise UsageError(str(error)) from None
 
 
+def _address_of(options: PlacementOptions, node: str) -> str | None:
+    """Return the address that `--local-addr` has for this node; None: it has none."""
+    given = options.local_addr
+    if given is None or "=" not in given:
+        return given
+    pairs = dict(part.strip().partition("=")[::2] for part in given.split(","))
+    if not pairs.get(node):
+        raise UsageError(f"--local-addr {given}: no address for node {node}; expected NODE=ADDRESS for each node")
+    return pairs[node]
+
+
 def shared_directory(chosen: str | None, job: SlurmJob | None, cwd: str) -> str:
     """Return where run directories lie: as chosen, else `ftslurm-runs` where the job was submitted."""
     base = job.submit_dir if job and job.submit_dir else cwd
@@ -90,7 +114,7 @@ def _local(options: PlacementOptions, environment: Mapping[str, str], run_id: st
         names,
         low,
         high,
-        options.local_addr or "127.0.0.1",
+        _address_of(options, names[int(index)]) or "127.0.0.1",
         None,
     )
 
@@ -102,7 +126,9 @@ def _alone(options: PlacementOptions, run_id: str, run_dir: str, hostname: str, 
             f"--nnodes {low}: this is one node outside Slurm; use ftsrun or srun inside a job, or --local-nodes {low}"
         )
     node = check_name("host name", hostname.partition(".")[0])
-    return Placement(run_id, run_dir, attempt, node, 0, (node,), low, 1, options.local_addr or "127.0.0.1", None)
+    return Placement(
+        run_id, run_dir, attempt, node, 0, (node,), low, 1, _address_of(options, node) or "127.0.0.1", None
+    )
 
 
 def _in_slurm(
@@ -125,5 +151,15 @@ def _in_slurm(
     if low > len(expected):
         raise UsageError(f"--nnodes {low}: job {job.job_id} has only {len(expected)} nodes here ({','.join(expected)})")
     position = expected.index(node) if node in expected else job.node_id or 0
-    address = options.local_addr or ("127.0.0.1" if len(expected) == 1 else node)
+    if batch and options.local_addr is not None and len(expected) > 1:
+        # The agents of all nodes get this same command line.
+        if "=" not in options.local_addr:
+            raise UsageError(
+                f"--local-addr {options.local_addr}: one address for {len(expected)} nodes; expected --interface "
+                f"(a name or network), or an address for each: {node}=ADDRESS,…"
+            )
+        for each in expected:
+            _address_of(options, each)
+        return Placement(run_id, run_dir, job.attempt, node, position, expected, low, high, node, job)
+    address = _address_of(options, node) or ("127.0.0.1" if len(expected) == 1 else node)
     return Placement(run_id, run_dir, job.attempt, node, position, expected, low, high, address, job)

@@ -8,7 +8,7 @@ import shlex
 from ftslurm.agent.devices import Slots
 from ftslurm.agent.environment import program_argv
 from ftslurm.agent.option_groups import RunOptions
-from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE
+from ftslurm.agent.placement import local_environment
 from ftslurm.agent.preflight import CheckedRun, check, unique_name
 from ftslurm.terminal import show
 from ftslurm.text import plural, safe
@@ -44,9 +44,7 @@ def show_plan(options: RunOptions) -> int:
     local = options.placement.local_nodes
     if local:
         # As the launcher does for its agents.
-        unique = f"local-{unique_name()}"
-        os.environ.update({LOCAL_NODE: f"0/{local}", LOCAL_ATTEMPT: f"{unique}.0"})
-        os.environ.setdefault("FTSLURM_RDZV_ID", unique)
+        os.environ.update(local_environment(f"local-{unique_name()}", local, os.environ))
     checked = check(options, unique_name())
     where = f"{plural(local, 'agent')} on this machine" if local else "one agent, here"
     text = f"{plan(checked, checked.placement.run_dir)}\n{'agents:':<15}{where}\n"

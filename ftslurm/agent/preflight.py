@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ftslurm import __version__
-from ftslurm.agent.devices import count_gpus, resolve_slots
+from ftslurm.agent.devices import count_gpus, count_xpus, resolve_slots
 from ftslurm.agent.environment import Program, program_argv
 from ftslurm.agent.guardian import START_NAME, SUPERVISOR
-from ftslurm.agent.option_groups import ACT, OutputOptions, RunOptions
-from ftslurm.agent.options import find_program, options_record
+from ftslurm.agent.option_groups import ACT, OutputOptions, ProgramOptions, RunOptions
+from ftslurm.agent.options import find_program, options_record, parse_run
 from ftslurm.agent.placement import LOCAL_NODE, Placement, place
+from ftslurm.agent.torchrun_options import WrongOptions
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.host_lock import HostLock, LockHeld
 from ftslurm.job_end.attempts import START
@@ -27,8 +28,8 @@ from ftslurm.sharedfs.rundir import (
     open_run,
     remove_empty,
 )
-from ftslurm.terminal import UsageError, complain
-from ftslurm.text import clip
+from ftslurm.terminal import INFO, WARNING, UsageError, complain, set_level
+from ftslurm.text import clip, plural
 
 TIME_LIMIT = "FTSLURM__TIME_LIMIT_S"
 """Set by ftsrun: the time limit of its job, in seconds."""
@@ -102,19 +103,33 @@ def only_launcher(run: RunDirectory) -> HostLock:
         raise UsageError(f"a launcher of the run {run.root} runs on this host already: {holder}; {IN_USE}") from None
 
 
+def _warned_elsewhere(environment: Mapping[str, str]) -> bool:
+    """Return whether another process of this start tells the user what is the same on all nodes."""
+    return LOCAL_NODE in environment or START in environment or environment.get("SLURM_PROCID", "0") != "0"
+
+
+def warn_of_differences(options: RunOptions, environment: Mapping[str, str], run_dir: str, logs: str | None) -> None:
+    """Tell what habits of torchrun would expect otherwise; once for all nodes, and not again below ftsrun."""
+    if _warned_elsewhere(environment):
+        return
+    from ftslurm.agent.torchrun_options import differences
+
+    for line in differences(options, environment, logs or run_dir):
+        complain(line, level=INFO)
+
+
 def warn_of_misspelt(environment: Mapping[str, str]) -> None:
     """Warn the user of variables that are almost options; once for all nodes, and not again below ftsrun."""
-    if LOCAL_NODE in environment or START in environment or environment.get("SLURM_PROCID", "0") != "0":
+    if _warned_elsewhere(environment):
         return
-    names = [
-        name for name in environment if name.upper().startswith("FTSLURM_") and name not in (SUPERVISOR, START_NAME)
-    ]
+    prefixes = ("FTSLURM_", "PET_")
+    names = [name for name in environment if name.upper().startswith(prefixes) and name not in (SUPERVISOR, START_NAME)]
     if not names:
         return
     from ftslurm.agent.variable_names import misspelt
 
     for line in misspelt(names):
-        complain(line)
+        complain(line, level=WARNING)
 
 
 def warn_of_exposed(run: RunDirectory, logs: str | None) -> None:
@@ -122,7 +137,29 @@ def warn_of_exposed(run: RunDirectory, logs: str | None) -> None:
     for directory in dict.fromkeys((run.root, logs or run.root)):
         warning = exposed(directory)
         if warning is not None:
-            complain(warning)
+            complain(warning, level=WARNING)
+
+
+def read_options(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOptions:
+    """Read the command line, and leave out from now on the lines that it does not ask for; raises as `parse_run`."""
+    try:
+        options = parse_run(arguments, environment)
+    except WrongOptions as error:
+        raise _and_what_follows(error, environment) from None
+    set_level(options.output.level)
+    return options
+
+
+def _and_what_follows(error: WrongOptions, environment: Mapping[str, str]) -> WrongOptions:
+    """Return the error with what would be refused next, of the corrected command line."""
+    if error.kept is None or error.has_forms:
+        return error
+    try:
+        options = parse_run(error.corrected, environment)
+        find_program(options.program, environment.get("PATH", os.defpath))
+    except UsageError as following:
+        return WrongOptions(error.refused, (*error.mistakes, str(following)), error.kept, has_forms=True)
+    return error
 
 
 def check(options: RunOptions, unique: str, batch: bool = False) -> CheckedRun:
@@ -148,8 +185,21 @@ def check(options: RunOptions, unique: str, batch: bool = False) -> CheckedRun:
     if options.placement.interface is not None and not batch:
         placement = _with_address(placement, options.placement.interface, options.health.mode == ACT)
     wanted, cpus = options.placement.nproc_per_node, len(os.sched_getaffinity(0))
-    slots = resolve_slots(wanted, os.environ, lambda: count_gpus(sys.executable if prefix else python), cpus)
+    counted = (lambda: count_gpus(sys.executable if prefix else python), cpus, lambda: count_xpus(python))
+    slots = resolve_slots(wanted, os.environ, *counted)
+    _check_devices(options.program, slots.count, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return CheckedRun(options, placement, program, slots.count, slots.choice)
+
+
+def _check_devices(program: ProgramOptions, slots: int, visible: str | None) -> None:
+    """Refuse workers without a device of their own (`--virtual-local-rank`).
+
+    Raises:
+        UsageError: with one line.
+    """
+    if program.virtual_local_rank and visible is not None and slots > (devices := len(visible.split(","))):
+        only = f"CUDA_VISIBLE_DEVICES={visible} has {plural(devices, 'device')}"
+        raise UsageError(f"--virtual-local-rank: {only} for {plural(slots, 'worker')} on {os.uname().nodename}")
 
 
 def _with_address(placement: Placement, interface: str, is_checked: bool) -> Placement:

@@ -9,19 +9,21 @@ from collections.abc import Sequence
 
 from ftslurm.agent.grace import warn_of_times
 from ftslurm.agent.option_groups import RunOptions
-from ftslurm.agent.options import parse_run
 from ftslurm.agent.placement import Placement
 from ftslurm.agent.plan import plan
 from ftslurm.agent.preflight import (
     check,
     open_directories,
+    read_options,
     unique_name,
+    warn_of_differences,
     warn_of_exposed,
     warn_of_misspelt,
 )
+from ftslurm.agent.torchrun_options import WrongOptions
 from ftslurm.records.state import EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, check_name
-from ftslurm.terminal import UsageError, complain
+from ftslurm.terminal import WARNING, UsageError, complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,14 +48,15 @@ def prepare(arguments: Sequence[str]) -> int:
     from ftslurm.slurm.errors import SlurmError
 
     slurm = CommandSlurm()
+    step = _step_above()
     kill_wait: int | None = None
     facts: JobFacts | None = None
     try:
-        options = parse_run(arguments, os.environ)
+        options = read_options(arguments, os.environ)
+        _refuse_place(step)
         checked = check(options, unique_name(), batch=True)
         placement = checked.placement
         run_dir = placement.run_dir
-        _refuse_step(placement)
         try:
             kill_wait = slurm.kill_wait_s()
             facts = slurm.job(placement.job.job_id) if placement.job else None
@@ -66,17 +69,17 @@ def prepare(arguments: Sequence[str]) -> int:
             wanted = run_dir
             run_dir = run_of_start(wanted, placement.attempt, _closer_of, is_foreign)
             if run_dir != wanted and is_foreign(wanted):
-                complain(f"{wanted} is not yours: this run is in {os.path.basename(run_dir)}")
+                complain(f"{wanted} is not yours: this run is in {os.path.basename(run_dir)}", level=WARNING)
         nodes = _nodes_left(options, placement, facts)
         if options.placement.dry_run:
             show_fields(run_dir, *[""] * 6, nodes, plan(checked, run_dir), None)
             return 0
         run, logs = open_directories(options.output, run_dir)
     except (UsageError, RunDirectoryError) as error:
-        complain(str(error))
-        return EXIT_USAGE
+        return _refuse(error, step)
     warn_of_exposed(run, logs)
     warn_of_misspelt(os.environ)
+    warn_of_differences(options, os.environ, run.root, logs)
     warn_of_times(options.stop, kill_wait, facts, slurm)
     if facts is not None:
         from ftslurm.agent.job_records import note_chain, point_to, record_submission
@@ -116,24 +119,45 @@ def _run_of(facts: JobFacts) -> str | None:
     return f"job-{facts.job_id}" if facts.array_job_id is None else None
 
 
-def _refuse_step(placement: Placement) -> None:
-    """Refuse a start below srun, whose step holds what the agents' step would wait for.
+def _step_above() -> str | None:
+    """Return the number of the srun step whose task this is, which holds what the agents' step would wait for."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    from ftslurm.slurm.own_step import own_step
+
+    overlaps = "--overlap" in os.environ.get("FTSRUN_SRUN_ARGS", "").split() or "SLURM_OVERLAP" in os.environ
+    step = None if overlaps else own_step()
+    return step if step is not None and step.isdecimal() else None
+
+
+def _refuse_place(step: str | None) -> None:
+    """Refuse a start outside a job, or below srun.
 
     Raises:
         UsageError: with one line.
     """
-    from ftslurm.slurm.own_step import own_step
-
-    overlaps = "--overlap" in os.environ.get("FTSRUN_SRUN_ARGS", "").split() or "SLURM_OVERLAP" in os.environ
-    job = placement.job
-    if job is None or not job.in_step or overlaps:
-        return
-    step = own_step()
-    if step is not None and step.isdecimal():
+    if not os.environ.get("SLURM_JOB_ID"):
         raise UsageError(
-            f"ftsrun is a task of srun here (step {job.job_id}.{step}), which holds the job's nodes: start it in the "
-            "batch script or in salloc, without srun; in a shell of `srun --pty` set FTSRUN_SRUN_ARGS=--overlap"
+            "not inside a Slurm job (SLURM_JOB_ID is not set); use ftsrun in an sbatch script or after salloc, "
+            "or try it here with: ftslurm run --local-nodes 2 program"
         )
+    if step is not None:
+        raise UsageError(
+            f"ftsrun is a task of srun here (step {os.environ['SLURM_JOB_ID']}.{step}), which holds the job's nodes; "
+            "ftsrun calls srun itself: start it in the batch script or in salloc, without srun; "
+            "in a shell of `srun --pty` set FTSRUN_SRUN_ARGS=--overlap"
+        )
+
+
+def _refuse(error: UsageError | RunDirectoryError, step: str | None) -> int:
+    """Print why nothing is started, in the first task of srun only; return the exit code."""
+    if step is None or os.environ.get("SLURM_PROCID", "0") == "0":
+        if isinstance(error, WrongOptions):
+            srun = [("srun", "ftsrun calls it itself")] if step is not None else []
+            complain(*error.text("ftsrun", srun).split("\n"))
+        else:
+            complain(str(error))
+    return EXIT_USAGE
 
 
 def show_fields(*fields: object) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ftslurm.agent.host_resources import ResourceSampler
 from ftslurm.agent.journal import Journal
+from ftslurm.agent.option_groups import ON
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker, Workers
@@ -26,6 +27,7 @@ from ftslurm.monitor.timeouts import Learned, effective, to_env
 from ftslurm.monitor.timer_file import TimerFile
 from ftslurm.monitor.watchdog import TIMER, Expiry, Watchdog
 from ftslurm.records.node import NodeRecord, RankVitals, Vitals
+from ftslurm.records.stacks import StacksFile
 
 PIPE = "monitor"
 """Name of the directory of the node's pipe in the agent's node-local directory."""
@@ -63,10 +65,17 @@ class StacksCollected:
 
 @dataclass(frozen=True)
 class VitalsChanged:
-    """New vitals of the ranks; `at_once`: the first ones of the round with a step, not to wait for a heartbeat."""
+    """New vitals of the ranks.
+
+    Attributes:
+        at_once: the first ones of the round with a step, not to wait for a heartbeat.
+        first_heartbeat: a rank has sent its first one since the last ones; likewise, as a record that denies it may
+            stay for half a minute.
+    """
 
     vitals: Vitals
     at_once: bool = False
+    first_heartbeat: bool = False
 
 
 RankEvent = Message | HungRank | StacksCollected | VitalsChanged
@@ -102,6 +111,7 @@ class RankMonitor:
         stuck: Callable[[], int] = lambda: 0,
     ) -> None:
         self._options = settings.options.timeouts
+        self._records = settings.options.output.flight_recorder == ON
         self._workers = workers
         self._journal = journal
         self._host_resources = host_resources
@@ -117,6 +127,8 @@ class RankMonitor:
         self._watchdog = Watchdog(effective(self._options.configured, None), self._read_page, self._owner)
         self._hung: dict[int, str] = {}
         self._collection: StackCollection | None = None
+        self._request: StacksFile | None = None
+        self._answer: StackCollection | None = None
         self._logs: dict[int, tuple[str, ...]] = {}
         self._sizes: dict[int, int] = {}
         self._sizes_pending = False
@@ -126,12 +138,14 @@ class RankMonitor:
         self._vitals_s = min(settings.options.timing.heartbeat_s, sizes_s)
         self._vitals_at: float | None = None
         self._first_step_at: float | None = None
+        self._silent = 0
 
     @property
     def deadline(self) -> float | None:
         """The monotonic second at which `turn` is due."""
         collection = self._collection.deadline if self._collection is not None else None
-        moments = (self._watchdog.deadline, self._vitals_at, self._first_step_at, collection)
+        answer = self._answer.deadline if self._answer is not None else None
+        moments = (self._watchdog.deadline, self._vitals_at, self._first_step_at, collection, answer)
         return min((moment for moment in moments if moment is not None), default=None)
 
     # Workers
@@ -142,6 +156,7 @@ class RankMonitor:
         return {
             "FTSLURM_PIPE": self._pipe.path,
             "FTSLURM_TIMEOUTS": to_env(self._options.configured, self._learned),
+            "FTSLURM_AUTO_PROGRESS": self._options.auto_progress,
             **self.timer_file.environment(local_rank),
         }
 
@@ -168,10 +183,12 @@ class RankMonitor:
 
     def clear(self) -> None:
         """Forget the round."""
+        self._drop_answer()
         self._watchdog.clear()
         self._hung.clear()
         self._logs.clear()
         self._sizes.clear()
+        self._silent = 0
 
     # Time-outs
 
@@ -185,21 +202,62 @@ class RankMonitor:
         """This process was suspended, and the ranks perhaps with it: that time does not count."""
         self._watchdog.forgive(self._monotonic())
 
-    def collect_stacks(self, round_: int, local_ranks: Sequence[int], stop: str | None = None) -> None:
-        """Collect the stacks of those workers that are alive.
+    def collect_stacks(
+        self,
+        round_: int,
+        local_ranks: Sequence[int],
+        stop: str | None = None,
+        after: str | None = None,
+        urgent: bool = True,
+    ) -> None:
+        """Collect the stacks, and the records of collectives, of those workers that are alive.
 
         Args:
             round_: their round.
             local_ranks: the workers.
             stop: why they are stopped from outside: whether they moved is then examined, too. None: a rank hangs.
+            after, urgent: see `CollectStacks`.
         """
+        self._drop_answer()
         alive = [one for one in self._workers.all if one.local_rank in local_ranks and one.ended_ns is None]
         if stop is not None:
             self._sample_movement(alive, at_once=True)
-        self._collection = StackCollection(round_, alive, self._hung, self._monotonic, stop)
-        for worker in alive:
+        self._collection = self._collect(round_, alive, stop, after, urgent)
+
+    def _collect(
+        self,
+        round_: int,
+        workers: Sequence[Worker],
+        stop: str | None = None,
+        after: str | None = None,
+        urgent: bool = True,
+    ) -> StackCollection:
+        found = StackCollection(round_, workers, self._hung, self._monotonic, stop, self._records, after, urgent)
+        for worker in workers:
             if (step := self._vitals_of(worker).step) is not None:
-                self._collection.steps[worker.local_rank] = step
+                found.steps[worker.local_rank] = step
+        return found
+
+    def request_stacks(self, request: StacksFile) -> None:
+        """Collect stacks and records because a user asks for them (once for each request); the ranks go on."""
+        if self._request == request or not self._workers.all:
+            return
+        self._request = request
+        self._drop_answer()
+        # A collection of a hang or a stop asks the same ranks now, and must not be disturbed.
+        busy = self._collection is not None and not self._collection.done
+        alive = [] if busy else [one for one in self._workers.all if one.ended_ns is None]
+        self._answer = self._collect(request.round, alive)
+
+    def _drop_answer(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+        self._answer = None
+
+    def _poll_answer(self, record: NodeRecord) -> None:
+        if self._answer is not None and self._request is not None and self._answer.poll():
+            self._journal.stacks_answer(self._answer, self._request.time_ns, record)
+            self._answer = None
 
     def delays_stop(self) -> bool:
         """Return whether ranks get their SIGTERM later, because their stacks are being collected."""
@@ -228,6 +286,7 @@ class RankMonitor:
             self._note_movement(self._collection)
             self._journal.stacks_collected(self._collection, record)
             yield StacksCollected()
+        self._poll_answer(record)
         if self._vitals_at is not None and self._monotonic() >= self._vitals_at:
             yield from self._sample_vitals(record)
         if self._first_step_at is not None and self._monotonic() >= self._first_step_at:
@@ -248,7 +307,9 @@ class RankMonitor:
         self._workers.find_ranks()
         vitals = self.vitals(record.round)
         if vitals is not None:
-            yield VitalsChanged(vitals)
+            # A record that denies a heartbeat would stay so: at most one further write for each rank.
+            yield VitalsChanged(vitals, first_heartbeat=vitals.longest.silent < self._silent)
+            self._silent = vitals.longest.silent
         self._sample_movement([worker for worker in self._workers.all if worker.ended_ns is None])
         self._request_log_sizes()
         if problem := self._keep_pipe():
@@ -265,6 +326,7 @@ class RankMonitor:
             vitals = self.vitals(record.round)
             if vitals is not None:
                 yield VitalsChanged(vitals, at_once=True)
+                self._silent = vitals.longest.silent
 
     def vitals(self, round_: int) -> Vitals | None:
         """Return the ranks' vitals; None if none has been started."""
@@ -380,8 +442,9 @@ def _step(page: heartbeat_page.HeartbeatPage | None) -> int | None:
 
 
 def _has_begun(worker: Worker) -> bool:
-    """Return whether it has reported a step, or called `should_stop`."""
-    if _step(heartbeat_page.read(worker.record_dir)) is not None:
+    """Return whether it has reported or made a step, or called `should_stop`."""
+    page = heartbeat_page.read(worker.record_dir)
+    if page is not None and (page.progress is not None or page.automatic):
         return True
     stop = stop_page.read(worker.record_dir)
     return stop is not None and stop.calls > 0
@@ -399,7 +462,9 @@ def _vitals_of(rank: int, page: heartbeat_page.HeartbeatPage | None, stop: StopP
         # A script that calls `should_stop(step)` need not call `progress(step)`, too.
         step = stop.step
     buckets = page.pace.buckets if page is not None else ()
-    return RankVitals(rank, step, tuple((i, n) for i, n in enumerate(buckets) if n))
+    made = page.optimizer_steps if page is not None and step is None else None
+    intervals = tuple((i, n) for i, n in enumerate(buckets) if n)
+    return RankVitals(rank, step, intervals, None if made is None else made.last_step)
 
 
 class _Outputs(dict[int, tuple[int, float]]):
@@ -426,8 +491,7 @@ def _size_and_time(path: str) -> tuple[int, float]:
 def _signs(worker: Worker) -> tuple[int, ...]:
     """Return what changes when a rank moves, by its pages."""
     page, stop = heartbeat_page.read(worker.record_dir), stop_page.read(worker.record_dir)
-    steps = page.progress.marks if page is not None and page.progress is not None else 0
-    known = () if page is None else (page.beats.number, steps, page.section_ns)
+    known = () if page is None else (page.beats.number, page.progress_ns, page.section_ns)
     return known if stop is None else (*known, stop.calls, stop.waits)
 
 

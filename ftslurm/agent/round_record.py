@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ftslurm.agent.actions import RecordRound
 from ftslurm.agent.workers import Worker
+from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.heartbeat_page import HeartbeatPage
 from ftslurm.monitor.stop_page import StopPage
 from ftslurm.records.node import NodeRecord
@@ -80,6 +81,7 @@ def _worker(
     stop_signal = None
     if local_rank in record.stopped:
         stop_signal = "SIGKILL" if local_rank in record.killed else "SIGTERM"
+    progress = _progress(page, stop)
     return WorkerRecord(
         rank=worker.rank,
         local_rank=local_rank,
@@ -91,18 +93,25 @@ def _worker(
         core_dumped=worker.core_dumped,
         stopped_by_ftslurm=local_rank in record.stopped,
         stop_signal=stop_signal,
-        progress=_progress(page, stop),
+        progress=progress,
         failed=local_rank in record.failed,
         pace=tuple((bucket, number) for bucket, number in enumerate(page.pace.buckets) if number) if page else (),
         error=error,
+        optimizer_steps=_of_page(page.optimizer_steps) if page is not None and progress is None else None,
     )
 
 
 def _progress(page: HeartbeatPage | None, stop: StopPage | None) -> Progress | None:
-    steps = page.progress if page is not None else None
+    steps = _of_page(page.progress) if page is not None else None
     if steps is not None:
-        return Progress(steps.first_step, steps.first_ns, steps.last_step, steps.last_ns, steps.marks)
+        return steps
     # A script that calls `should_stop(step)` need not call `progress(step)`, too.
     if stop is not None and stop.step is not None and stop.first_step is not None:
         return Progress(stop.first_step, None, stop.step, None, stop.calls)
     return None
+
+
+def _of_page(steps: heartbeat_page.Progress | None) -> Progress | None:
+    if steps is None:
+        return None
+    return Progress(steps.first_step, steps.first_ns, steps.last_step, steps.last_ns, steps.marks)

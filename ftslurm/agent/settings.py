@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from ftslurm.agent.environment import Program, RunFacts
@@ -25,6 +26,7 @@ class AgentSettings:
         guardian: pidfd of the guardian; when the guardian ends, so does this agent.
         job_id, nodes: the job, for Slurm's commands, and its nodes; None: there is no Slurm.
         kill_wait_s: seconds after its SIGTERM at which Slurm kills everything; None: there is no Slurm.
+        cpus: those that the worker of each local rank is bound to, None: it is not (`--numa-binding`); empty: none is.
     """
 
     options: RunOptions
@@ -37,6 +39,11 @@ class AgentSettings:
     job_id: str | None = None
     nodes: tuple[str, ...] = ()
     kill_wait_s: float | None = None
+    cpus: tuple[frozenset[int] | None, ...] = ()
+
+    def cpus_of(self, local_rank: int) -> frozenset[int] | None:
+        """Return the CPUs that a worker is bound to, None: it is not."""
+        return self.cpus[local_rank] if self.cpus else None
 
     @property
     def trouble_s(self) -> float:
@@ -47,7 +54,12 @@ class AgentSettings:
         return min(TROUBLE_S, self.options.timing.join_timeout_s)
 
     @property
-    def spare_imports(self) -> tuple[str, ...]:
-        """Modules that a spare's standby workers import ahead; empty: it has none."""
+    def warm_imports(self) -> tuple[str, ...]:
+        """Modules that standby workers import ahead, or `AUTO`; empty: there are none."""
         # With --no-python there is nothing to import ahead.
-        return self.options.program.spare_imports if self.program.kind != "exec" else ()
+        return self.options.program.warm_imports if self.program.kind != "exec" else ()
+
+    @property
+    def imports_list(self) -> str:
+        """Node-local file with what a rank has imported, see `ftslurm.monitor.imports`."""
+        return os.path.join(self.local_dir, "imports")

@@ -1,4 +1,4 @@
-"""A spare's standby workers: started ahead, they import the given modules and wait until a round needs them.
+"""A node's standby workers: started while a round runs, they import modules and wait until the next one needs them.
 
 They are not workers yet: not watched, not signalled, not in the records. No error of a standby worker is a failure of
 the job; if one cannot be used, the worker is started as usual.
@@ -13,13 +13,17 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.environment import standby_environment, worker_command
+from ftslurm.agent.option_groups import AUTO
 from ftslurm.agent.settings import AgentSettings
+from ftslurm.agent.torchrun_options import substituted
 from ftslurm.agent.worker_launch import WorkerLaunch, spawn
-from ftslurm.dataclasses import dataclass, field
+from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.kernel import pidfd_send_signal, signal_name
 from ftslurm.text import duration
 
 CHUNK = 1 << 16
+LEFT_OUT = 8
+"""Number of packages that may make standby workers unusable; after that they are taken to have no chance."""
 ORDER_BYTES = 1 << 20
 """Requested size of the socket's buffer: an order that does not fit is not sent, because the loop must not block."""
 
@@ -37,23 +41,31 @@ class Standby:
     started_s: float
     buffer: bytes = b""
     ready: bool = False
+    unusable: bool = False
     channel_closed: bool = False
     status: int | None = None
 
 
 @dataclass
 class StandbyEvents:
-    """Lines for the user, and the local ranks whose standby worker has ended."""
+    """Lines for the user, and the local ranks whose standby worker has ended.
+
+    Attributes:
+        unusable: those of them whose next one imports less.
+        refused: there is to be no next one.
+    """
 
     lines: list[str] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
+    unusable: list[int] = field(default_factory=list)
+    refused: bool = False
 
 
 class Standbys:
     """The standby workers of this node.
 
     Args:
-        settings: the agent's; `spare_imports` are the modules.
+        settings: the agent's; `warm_imports` are the modules.
         slots: workers on this node.
         collect: collects ended children, and sets the `status` of those in `all`.
         monotonic: clock, seconds.
@@ -72,19 +84,27 @@ class Standbys:
         self._monotonic = monotonic
         self._poll = select.epoll()
         self._logged: set[str] = set()
+        self._left_out: list[str] = []
+        self._is_auto = settings.warm_imports == AUTO
         self.fd = self._poll.fileno()
         self.all: list[Standby] = []
 
-    def start(self, local_rank: int) -> None:
-        """Start one; `OSError` when it cannot be. From the main thread, as `Workers.start`."""
+    def start(self, local_rank: int, share: float = 1.0) -> None:
+        """Start one; `OSError` when it cannot be. From the main thread, as `Workers.start`.
+
+        Args:
+            share: of one CPU's time that its imports may take.
+        """
         settings = self._settings
         environment = standby_environment(settings.inherited, settings.facts, self._slots, local_rank)
-        command = worker_command(settings.program, os.getpid(), None, None, settings.spare_imports)
+        program = replace(settings.program, arguments=substituted(settings.program.arguments, local_rank))
+        command = worker_command(program, os.getpid(), None, None, self._options(share))
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ORDER_BYTES)
-            pid, pidfd = spawn(command, environment, (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0))
+            stdin = (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)
+            pid, pidfd = spawn(command, environment, stdin, settings.cpus_of(local_rank))
         except OSError:
             ours.close()
             raise
@@ -94,6 +114,12 @@ class Standbys:
         self._poll.register(pidfd, select.EPOLLIN)
         self._poll.register(ours, select.EPOLLIN)
 
+    def _options(self, share: float) -> list[str]:
+        options = ["--standby", ",".join(self._settings.warm_imports), "--standby-share", f"{share:.3f}"]
+        if self._is_auto:
+            options += ["--standby-list", self._settings.imports_list]
+        return [*options, "--standby-without", ",".join(self._left_out)] if self._left_out else options
+
     def poll(self) -> StandbyEvents:
         """Read their messages, and note which have ended."""
         events = StandbyEvents()
@@ -102,13 +128,15 @@ class Standbys:
             self._read(standby, events)
             if standby.ready and not before and all(one.ready for one in self.all):
                 seconds = self._monotonic() - min(one.started_s for one in self.all)
-                events.lines.append(
-                    f"spare: its standby workers are ready ({len(self.all)}, after {duration(seconds)} of imports)"
-                )
+                line = f"standby workers are ready ({len(self.all)}, after {duration(seconds)} of imports)"
+                events.lines += [] if self._is_auto else [line]
             if _is_readable(standby.pidfd):
                 self._collect()
-                self._log_once(events, f"spare: a standby worker {_end_of(standby)}")
+                if not standby.unusable:
+                    self._log_once(events, f"a standby worker {_end_of(standby)}")
                 events.ended.append(standby.local_rank)
+                if standby.unusable and len(self._left_out) < LEFT_OUT:
+                    events.unusable.append(standby.local_rank)
                 self._forget(standby)
         return events
 
@@ -149,8 +177,18 @@ class Standbys:
             kind, _, text = line.decode("utf-8", "replace").partition(" ")
             if kind == "ready":
                 standby.ready = True
+            elif kind == "refused":
+                standby.unusable = events.refused = True
+                why = f"the script sets {text}, and imports may depend on that"
+                self._log_once(events, f"no standby workers: {why}; see --warm-imports")
+            elif kind == "unusable":
+                standby.unusable = True
+                package = text.partition(" ")[0].partition(".")[0]
+                if package not in self._left_out:
+                    self._left_out.append(package)
+                self._log_once(events, f"standby workers: {text}, which is for workers only: it is not imported ahead")
             else:
-                self._log_once(events, f"spare: standby workers go on without a module: {text}")
+                self._log_once(events, f"standby workers go on without a module: {text}")
 
     def _log_once(self, events: StandbyEvents, line: str) -> None:
         # All slots log the same lines.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ftslurm.agent.courier import StorageProblem
 from ftslurm.agent.effects import Effects
+from ftslurm.terminal import ERROR, WARNING
 from ftslurm.text import duration
 
 
@@ -29,10 +30,10 @@ class StorageTrouble:
         """The shared directory fails, or works again."""
         if event.problem is None:
             self._since = None
-            self._effects.log("the shared directory works again")
+            self._effects.log("the shared directory works again", WARNING)
             self._effects.retry_records()
             return
-        self._effects.log(f"the shared directory: {event.problem}; trying again")
+        self._effects.log(f"the shared directory: {event.problem}; trying again", WARNING)
         if self._since is None:
             self._since = self._effects.monotonic()
 
@@ -41,5 +42,5 @@ class StorageTrouble:
         deadline = self.deadline
         if deadline is None or self._effects.monotonic() < deadline:
             return False
-        self._effects.log(f"the shared directory has failed for {duration(self._limit_s)}: giving up")
+        self._effects.log(f"the shared directory has failed for {duration(self._limit_s)}: giving up", ERROR)
         return True

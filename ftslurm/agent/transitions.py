@@ -12,11 +12,17 @@ from ftslurm.agent.actions import Action, Moment
 from ftslurm.agent.local_round import LocalRound
 from ftslurm.agent.messages import failure_line, stop_reason
 from ftslurm.agent.orderly_stop import OrderlyStop
-from ftslurm.agent.spare_slots import SpareSlots
+from ftslurm.agent.standby_slots import StandbySlots
 from ftslurm.records.state import FAILED, LEFT, READY, RUNNING, Closed, Failure, Hang, State
+from ftslurm.terminal import ERROR
 
 IDLE, PREPARING, STOPPING, SWEEPING, GONE = "idle", "preparing", "stopping", "sweeping", "gone"
 
+STANDBY_AFTER_S, STANDBY_AFTER_STEP_S = 30.0, 1.0
+"""Seconds after the start of the ranks, or after their first step if that is known, until standby workers are started:
+they must not compete with the ranks' own start."""
+STANDBY_AGAIN_S = 3.0
+"""Seconds until another one is started beside ranks."""
 FAREWELL_S = 1.0
 """Seconds that an agent requested to leave waits for the verdict on the whole job."""
 
@@ -29,7 +35,7 @@ class Transitions:
         grace_s: seconds between SIGTERM and SIGKILL when a round is stopped.
         kill_wait_s: the same when Slurm stops the job: it kills everything KillWait seconds after its SIGTERM.
         orderly_grace_s: seconds that ranks which call `should_stop` may take; None: `grace_s`.
-        standby: as a spare, keep standby workers.
+        standby: keep standby workers while a round runs.
 
     Attributes:
         orderly_stop: as this agent asks for it.
@@ -52,7 +58,8 @@ class Transitions:
         self._slots = slots
         self._grace_s = grace_s
         self._kill_wait_s = kill_wait_s
-        self._spare_slots = SpareSlots(slots if standby else 0)
+        self._standby_slots = StandbySlots(slots if standby else 0)
+        self._standby_at: float | None = None
         self.phase = IDLE
         self._state: State | None = None
         self._round: LocalRound | None = None
@@ -69,7 +76,8 @@ class Transitions:
     @property
     def deadline(self) -> float | None:
         """The monotonic second at which `on_time` wants to be called."""
-        moments = (self._deadline, self.orderly_stop.deadline)
+        standby_at = self._standby_at if self.phase == RUNNING else None
+        moments = (self._deadline, self.orderly_stop.deadline, standby_at)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def runs(self, state: State) -> bool:
@@ -109,8 +117,7 @@ class Transitions:
         if state.phase != RUNNING or state.attempt != self._attempt or state.round <= self._newest_round:
             return []
         if part is None:
-            slots = self._spare_slots.take()
-            return [act.StartStandbys(slots)] if slots else []
+            return self._start_standbys()
         assignment = act.assignment_of(state, part)
         if assignment is None:
             return []
@@ -119,6 +126,11 @@ class Transitions:
         self._failure = self._hang = None
         self.phase = PREPARING
         return [act.Prepare(assignment)]
+
+    def _start_standbys(self) -> list[Action]:
+        self._standby_at = None
+        slots = self._standby_slots.take()
+        return [act.StartStandbys(slots)] if slots else []
 
     def _go(self, code: int) -> list[Action]:
         self.phase = GONE
@@ -130,16 +142,16 @@ class Transitions:
             return []
         self._failure = failure
         compare = [act.Compare(failure)] if current.comparing else []
-        return [*self._publish(FAILED), act.Log(failure_line(failure)), *compare]
+        return [*self._publish(FAILED), act.Log(failure_line(failure), ERROR), *compare]
 
-    def _collect_stacks(self, stop: str | None = None) -> list[Action]:
-        """Collect the stacks of the workers, once in a round. ``stop``: why they are stopped from outside."""
+    def _collect_stacks(self, stop: str | None = None, after: str | None = None, urgent: bool = True) -> list[Action]:
+        """Collect stacks and records of the workers, once in a round; see `CollectStacks` for the arguments."""
         current = self._round
         assert current is not None
         if current.collecting_stacks:
             return []
         current.collecting_stacks = True
-        return [act.CollectStacks(tuple(sorted(current.alive)), stop)]
+        return [act.CollectStacks(tuple(sorted(current.alive)), stop, after, urgent)]
 
     def _fail_to_start(self, local_rank: int, problem: str, now: Moment, kind: str, blame: str | None) -> list[Action]:
         current = self._round
@@ -149,17 +161,22 @@ class Transitions:
         actions = self._note_failure(current, failure)
         return actions + self._stop(stop_reason(failure), now)
 
-    def _stop(self, reason: str, now: Moment, stacks: bool = False) -> list[Action]:
+    def _stop(
+        self, reason: str, now: Moment, stacks: bool = False, by_peers: bool = False, first: bool = False
+    ) -> list[Action]:
         """Stop the workers.
 
         Args:
             stacks: collect their stacks before: no failure of their own or of another rank shows where they are.
+            by_peers: collect them before: one of them is perhaps the cause of another rank's failure.
+            first: no rank of the round, on any node, has been stopped before.
         """
         current = self._round
         assert current is not None
         if not current.alive:
             return self._sweep()
-        collection = self._collect_stacks(reason) if stacks else []
+        after = None if first else reason
+        collection = self._collect_stacks(reason, after, urgent=not by_peers) if stacks or by_peers else []
         signals = current.stop(reason, now.ns)
         if current.hang is not None:
             self._failure = current.first
@@ -192,12 +209,14 @@ class Transitions:
     def _sweep(self) -> list[Action]:
         self.phase = SWEEPING
         self._deadline = None
-        self._spare_slots.on_swept()
-        return [act.KillLeftovers()]
+        # They are for the round that follows, if one may.
+        keep = bool(self._standby_slots) and self._leaving is None and self._verdict() is None
+        return [act.KillLeftovers(keep)]
 
     def _leave(self, reason: str, name: str | None, code: int, now: Moment) -> list[Action]:
         self._leaving = (reason, name, code)
-        actions = self._publish(self._status)
+        # Their memory may be what the ranks need to save.
+        actions = [*self._publish(self._status), *([act.DropStandbys()] if self._standby_slots else [])]
         if self.phase == RUNNING:
             return [*actions, *self._stop(reason, now, stacks=name is not None)]
         if self.phase == STOPPING and self._deadline is not None:

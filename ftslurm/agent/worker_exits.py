@@ -12,6 +12,7 @@ from ftslurm.agent.journal import Journal
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import replace
 from ftslurm.monitor import stop_page
+from ftslurm.monitor.flight_dump import aborted_by_torch
 from ftslurm.records.error import ErrorRecord
 from ftslurm.records.node import NodeRecord
 from ftslurm.records.state import EXIT_INTERRUPTED, Failure
@@ -94,7 +95,8 @@ class WorkerExits:
         if _has_failed(worker):
             failure = None if failed is None else self._containment.call(ANALYSIS, None, failed.failure)
             failure = failure or _bare_failure(worker, node_record)
-            failure = replace(failure, leaving=_has_left(worker))
+            by_peers = failure.by_peers or aborted_by_torch(worker.record_dir, worker.rank)
+            failure = replace(failure, leaving=_has_left(worker), by_peers=by_peers)
         recorded_ns = None if failed is None else failed.recorded_ns
         return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
 

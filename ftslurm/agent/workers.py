@@ -72,6 +72,12 @@ class Workers:
         self.standbys: Standbys | None = None
         self.spared: set[int] = set()
 
+    @property
+    def kept(self) -> set[int]:
+        """The pids that sweeps do not kill: helpers of the agent and standby workers."""
+        standbys = self.standbys.all if self.standbys is not None else ()
+        return self.spared | {standby.pid for standby in standbys}
+
     def start(self, launch: WorkerLaunch) -> Worker:
         """Start one worker in a session of its own; `OSError` when it cannot be.
 
@@ -87,7 +93,7 @@ class Workers:
             container.write_environment(launch.record_dir, launch.own)
         started_ns = self._now_ns()
         ahead = self.standbys.take(launch) if self.standbys is not None else None
-        pid, pidfd = ahead or spawn(launch.command, launch.environment, NO_INPUT)
+        pid, pidfd = ahead or spawn(launch.command, launch.environment, NO_INPUT, launch.cpus)
         worker = Worker(launch.local_rank, launch.rank, pid, pidfd, launch.record_dir, started_ns, launch.stderr)
         worker.contained = launch.own is not None
         self.all.append(worker)
@@ -157,9 +163,9 @@ class Workers:
         self.all = []
 
     def sweep(self) -> bool:
-        """Kill and collect whatever descends from this process; True when no process is left that can be killed."""
+        """Kill and collect whatever descends from this process, but for `kept`; True when nothing is left to kill."""
         for _ in range(2):
             self.collect()
-            if not kill_descendants(os.getpid(), spared=self.spared):
+            if not kill_descendants(os.getpid(), spared=self.kept):
                 return True
         return False

@@ -67,6 +67,7 @@ def commands(parsers: Mapping[str, argparse.ArgumentParser], others: Iterable[st
 
 
 HELP = Option(("-h", "--help"), "print the options", None)
+HELP_ALL = Option(("--help-all",), "print all options, in groups", None)
 
 
 def run_command() -> Command:
@@ -75,7 +76,7 @@ def run_command() -> Command:
         Option(one.flags, one.help, None if one.is_switch else _VALUES.get(one.metavar, NOTHING), _choices(one.metavar))
         for one in OPTIONS
     ]
-    return Command("run", "run a program on all nodes", (HELP, *options), FILE, ends_at_program=True)
+    return Command("run", "run a program on all nodes", (HELP, HELP_ALL, *options), FILE, ends_at_program=True)
 
 
 def _choices(metavar: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A runtime's message on stderr before it aborts its process: libstdc++, libc++ and the C library (pure).
+"""A runtime's message on stderr before it aborts its process: libstdc++, libc++, the C library and UCX (pure).
 
 Any program may print such text; it counts only at a line's start in the last output of a process ended by SIGABRT.
 """
@@ -11,7 +11,9 @@ from ftslurm.text import cut_middle
 
 LIMIT = 200
 _TAIL = 16 * 1024
+_WHOLE = ("clang", "plain", "assertion", "libc", "ucx")
 _NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] | Is there a distributed collective mismatch in your code\?")
+_TWICE = re.compile(r"(.{4,100}?)\1+")
 _THROWN = (
     r"^terminate called after throwing an instance of '(?P<type>[^'\n]{1,200})'(?:\n *what\(\): +(?P<what>[^\n]*))?"
     r"|^(?:libc\+\+abi(?:\.dylib)?: )terminating (?:due to|with) uncaught exception of type (?P<clang>[^\n]{1,300})"
@@ -20,6 +22,7 @@ _THROWN = (
     r"|^(?P<libc>(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z][^\n]{1,100}"
     r"|double free or corruption[^\n]{0,40}|corrupted (?:size vs\. prev_size|double-linked list)[^\n]{0,60}"
     r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: terminated)$"
+    r"|^\[[^\]\n]{1,120}\] +(?P<ucx>\S{1,100}\.\w+:\d+ +(?:Assertion `|Fatal: )[^\n]{1,300})$"
 )
 
 
@@ -36,9 +39,11 @@ def abort_message(tail: str) -> str:
     if found["type"]:
         # Without the inline namespace, a detail of the library.
         name = found["type"].replace("std::__cxx11::", "std::")
+        twice = _TWICE.fullmatch(name)  # of two processes that aborted at once
+        name = twice[1] if twice is not None else name
         what = _NATIVE.sub("", (found["what"] or "").strip())
         return _cut(name if what in ("", name) else f"{name}: {what}")  # std::bad_alloc is its own message
-    return _cut(next(text for text in (found["clang"], found["plain"], found["assertion"], found["libc"]) if text))
+    return _cut(next(text for text in map(found.__getitem__, _WHOLE) if text))
 
 
 def _cut(text: str) -> str:

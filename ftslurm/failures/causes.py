@@ -22,7 +22,8 @@ from ftslurm.failures.catalogue import (
     Cause,
 )
 from ftslurm.failures.evidence import CONTEXT, HANDLED, MEMBER, Evidence
-from ftslurm.failures.message_line import message_line, refusal, source_line, whole_line
+from ftslurm.failures.message_line import last_error, message_line, refusal, source_line, whole_line
+from ftslurm.failures.nccl_timeout import timeout_of
 from ftslurm.failures.reason import is_code
 from ftslurm.records.error import HostResources, OomKills, Space
 from ftslurm.text import cut_middle
@@ -42,6 +43,8 @@ __all__ = [
 __all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"]
 
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
+_TITLED = ("address-space", "checkpoint-mismatch", "weights-only", "ddp-unused")
+"""Causes of which `message_line` leaves only the detail: the title says what it is about."""
 _INNER_LIMIT = 200  # characters of the exception behind another one
 
 
@@ -146,6 +149,14 @@ def _from(text: str, inner: str) -> str:
     return text if inner in first else f"{first} (from {inner})"
 
 
+def _abort(evidence: Evidence, cause: Cause) -> str:
+    timeout = timeout_of(evidence.tail) if cause.name == "nccl-abort" else None
+    if timeout is not None:
+        return timeout.text
+    by_nccl = last_error(evidence.tail) if evidence.nccl else ""
+    return by_nccl or evidence.watchdog_error or abort_message(evidence.tail)
+
+
 def _first_line(text: str) -> str:
     return cut_middle(text.strip().split("\n", 1)[0], _INNER_LIMIT)
 
@@ -181,20 +192,22 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception is not None:
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
         text = _exception(evidence, message)
-        silent = (not evidence.message and not cause.vague and not cause.cascade) or cause.name == "address-space"
+        silent = (not evidence.message and not cause.vague and not cause.cascade) or cause.name in _TITLED
         silent = silent or (cause.name == "checkpoint-damaged" and message.startswith("[Errno 22]"))
         silent = silent or cause.name == "no-stdin" or (cause.name == "dataloader-worker" and "DataLoader" not in text)
         return f"{cause.title} ({text})" if silent else text
     if evidence.kind == "signal":
         name = evidence.signal or "a signal"
         text = cause.title if name in cause.title else f"{cause.title} ({name})"
-        message = abort_message(evidence.tail) if evidence.signal == "SIGABRT" else ""
+        message = _abort(evidence, cause) if evidence.signal == "SIGABRT" else ""
         return f"{text}: {message}" if message else text
+    if cause.name.startswith("container-"):
+        return f"{cause.title}: {evidence.message.partition(': ')[2]}"
     if evidence.kind != "exit":
         return evidence.message or cause.title
     if evidence.exit_code is None:
         return evidence.message or "ended in an unrecorded way"
-    if cause.name in ("missing-script", "missing-program", "batch-script"):
+    if cause.name in ("missing-script", "missing-program", "batch-script", "line-ends"):
         return evidence.message
     if cause.name == "wrong-usage":
         return f"{cause.title}: {evidence.message} (exit code {evidence.exit_code})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 from ftslurm.dataclasses import dataclass, replace
@@ -9,6 +10,8 @@ from ftslurm.failures.reason import by_distributed, handled, reason
 from ftslurm.failures.retryability import NON_RETRYABLE_S
 from ftslurm.records.error import UNKNOWN, ExceptionRecord, Frame, HostResources
 
+_END = 64 * 1024  # characters of stderr's end
+_WATCHDOG_ERROR = re.compile(r"watchdog thread terminated with exception: ((?:CUDA|HIP|NCCL) error: [^\n]{1,300})")
 CAUSE, HANDLED, CONTEXT, MEMBER = "cause", "handled", "context", "member"
 
 
@@ -112,11 +115,20 @@ class Evidence:
     @cached_property
     def nccl(self) -> str:
         """NCCL's own texts about an error that torch's process group raised; empty if it raised none."""
-        if self.exception is None and self.signal == "SIGABRT" and "DistBackendError" in self.tail:
+        by_nccl = "DistBackendError" in self.tail or "NCCL error: " in self.tail
+        if self.exception is None and self.signal == "SIGABRT" and by_nccl:
             return "\n".join([*self.nccl_warnings, self.tail])
         if not self.by_distributed or "nccl" not in self.message.lower():
             return ""
         return "\n".join([*self.nccl_warnings, self.message])
+
+    @cached_property
+    def watchdog_error(self) -> str:
+        """The error of CUDA or NCCL by which torch's watchdog of NCCL ended the process; empty: none."""
+        if self.signal != "SIGABRT":
+            return ""
+        found = _WATCHDOG_ERROR.search(self.tail[-_END:])
+        return found[1] if found is not None else ""
 
     @property
     def root(self) -> Evidence:

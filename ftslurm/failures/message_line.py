@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ftslurm.failures.own_code import is_library
+from ftslurm.failures.state_dict import state_dict_line
 from ftslurm.records.error import Frame
 from ftslurm.text import cut_middle
 
 LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
+# Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
+_CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?\d[\d.:-]{15,30} +(?P<text>[^\n]{1,400})")
 _BOILERPLATE = re.compile(r" Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\.")
 # Of subprocess.CalledProcessError.
 _CHILD = re.compile(
@@ -18,15 +22,31 @@ _CHILD = re.compile(
     r"died with (?:<Signals\.)?(?P<signal>SIG\w+|unknown signal -?\d+).{0,10}?)\.?",
     re.DOTALL,
 )
+# Of DDP which parameters, of torch.load which class, behind lines of general advice.
+_NAMES = re.compile(
+    r"Parameter indices which did not receive grad for rank \d+: [\d ]+|Parameter at index .{1,300}? twice"
+    r"|GLOBAL \S{1,200} was not an allowed global"
+)
+# Of torch's ChildFailedError.
+_LAUNCHER = re.compile(r"\A(?P<type>\w*:? ?)\s*={20,}\n(?P<what>[^\n]{1,300}) FAILED\n-{20,}\n")
+_ROOT = re.compile(r"Root Cause [^\0]{0,400}?\brank *: (?P<rank>\d+)[^\0]{0,200}?\bexitcode *: (?P<code>-?\d+)")
+# Of CUDA: what was wanted and what was free, before the advice.
+_GPU_MEMORY = re.compile(
+    r"CUDA out of memory\. Tried to allocate [\d.]+ \w+\.?(?: GPU \d+ has a total capac\w+ of [\d.]+ \w+ of which"
+    r" [\d.]+ \w+ is free| \(GPU \d+; .{0,120}? free)?"
+)
 _COMMAND_LIMIT, _REFUSAL_LIMIT = 60, 300
+# Where to read more is no reason.
+_SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
+_SHORT = 120
 _INTRODUCES = (":", "(", "[", "{")
+_POSITION = re.compile(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
 _NO_TEXT = re.compile(r"Traceback \(most recent|File \"|Exception raised from|frame #\d|Last error")
 _NOTE = re.compile(
     r"For further information|For debugging consider|CUDA kernel errors might|Compile with `TORCH|Search for `cuda"
     r"|Set TORCH|You can suppress|Device-side assert|\^+$"
 )
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen")
 
 
 def message_line(message: str) -> str:
@@ -36,11 +56,24 @@ def message_line(message: str) -> str:
     Net:``). For a child process its end comes before its command; for NCCL, the last error behind the error code.
     """
     text = message[: 64 * 1024].strip()
+    if launcher := _launcher_line(text):
+        return launcher
+    named = _NAMES.search(text)
+    if named is not None:
+        return named[0]
+    memory = _GPU_MEMORY.match(text)
+    if memory is not None:
+        return memory[0].rstrip(" .;,")
+    keys = state_dict_line(text)
+    if keys:
+        return keys
     child = _CHILD.fullmatch(text)
     if child is not None:
         end = f"died with {child['signal']}" if child["signal"] else f"exit status {child['status']}"
         return f"{end} of the command {cut_middle(child['command'], _COMMAND_LIMIT)}"
     text = _BOILERPLATE.sub("", text)
+    if len(text) > _SHORT and "\n" not in text:
+        return _SEE_ALSO.sub("", text)
     first, newline, rest = text.partition("\n")
     if not newline:
         return text
@@ -49,6 +82,9 @@ def message_line(message: str) -> str:
         found = _NCCL.search(text)
         head = f"NCCL error: {found['what']} (NCCL {found['version']})" if found else first.rstrip(" :")
         return f"{head}: {last}"[:LIMIT]
+    by_cann = _CANN.search(rest)
+    if by_cann is not None:
+        return f"{first.rstrip(' :')}: {by_cann['text'].strip()}"[:LIMIT]
     first = first.rstrip()
     for line in rest.split("\n"):
         if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
@@ -57,12 +93,25 @@ def message_line(message: str) -> str:
     return first
 
 
+def _launcher_line(text: str) -> str:
+    """Return the line for a table of torch's launcher, which begins with a rule; empty: it is none."""
+    table, root = _LAUNCHER.match(text), _ROOT.search(text)
+    if table is None:
+        return ""
+    end = "" if root is None else f": rank {root['rank']} {_ended(int(root['code']))}"
+    return f"{table['type'].strip()} {table['what']}{end}".strip()
+
+
+def _ended(code: int) -> str:
+    return f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
+
+
 def whole_line(message: str) -> str:
     """Return a message of a few short lines as one line; empty if it has only one, or is longer.
 
     Parsers and validators put the subject first, and what is wrong with it below.
     """
-    if "\n" not in message or len(message) > _WHOLE_LIMIT:
+    if "\n" not in message or len(message) > _WHOLE_LIMIT or _launcher_line(message.strip()):
         return ""
     lines = message.strip().split("\n")
     if any(_NO_TEXT.match(line.strip()) for line in lines):
@@ -72,7 +121,7 @@ def whole_line(message: str) -> str:
     if not 2 <= len(kept) <= _WHOLE_LINES or kept[0].endswith(_INTRODUCES):
         return ""
     # Lines that are all indented have details of a first line that is complete.
-    if all(line[0].isspace() for line in known[1:]):
+    if all(line[:2].isspace() for line in known[1:]) and not any(map(_POSITION.match, known[1:])):
         return ""
     text = kept[0]
     for line in kept[1:]:
@@ -99,7 +148,7 @@ def source_line(frames: Sequence[Frame]) -> str:
     known = [frame for frame in frames if frame.source]
     if not known:
         return ""
-    own = next((frame for frame in reversed(known) if not _LIBRARY.search(frame.file)), known[-1])
+    own = next((frame for frame in reversed(known) if not is_library(frame.file)), known[-1])
     chosen = known[-1] if (known[-1].source or "").startswith("assert") else own
     return (chosen.source or "").strip()
 

@@ -24,6 +24,13 @@ _OS_TYPES = frozenset(
         "NotADirectoryError", "ConnectionError", "InterruptedError", "ProcessLookupError", "TimeoutError",
     )
 )  # fmt: skip
+_OF_COMPILERS_ONLY = (
+    "PTXASError",
+    "InductorError",
+    "BackendCompilerFailed",
+    "CppCompileError",
+    "CompileTimeAssertionFailure",
+)
 
 
 def exception(*types: str, text: str = "") -> Match:
@@ -46,7 +53,11 @@ def os_error(*numbers: int) -> Match:
 def cuda(text: str) -> Match:
     """Match torch's exceptions for CUDA errors, by a pattern in the message; also those that NCCL met."""
     by_torch = exception(*_CUDA_TYPES, text=text)
-    return lambda e: by_torch(e) or ("Cuda failure" in e.nccl and re.search(text, e.nccl) is not None)
+    return lambda e: (
+        by_torch(e)
+        or ("Cuda failure" in e.nccl and re.search(text, e.nccl) is not None)
+        or (bool(e.watchdog_error) and re.search(text, e.watchdog_error) is not None)
+    )
 
 
 def signal(*names: str) -> Match:
@@ -76,8 +87,11 @@ def spawned(text: str) -> Match:
 
 
 def by_compiler(*types: str) -> Match:
-    """Match an exception of torch's or Triton's compilers by its type."""
-    return lambda e: e.exception in types and e.module.partition(".")[0] in ("torch", "triton")
+    """Match an exception of torch's or Triton's compilers by its type; text of another process lacks the module."""
+    return lambda e: (
+        e.exception in types
+        and (e.module.partition(".")[0] in ("torch", "triton") or (not e.module and e.exception in _OF_COMPILERS_ONLY))
+    )
 
 
 def scheduler(*states: str) -> Match:
@@ -114,6 +128,11 @@ def nccl(text: str) -> Match:
     return lambda e: bool(e.nccl) and re.search(text, e.nccl) is not None
 
 
+def watchdog(text: str) -> Match:
+    """Match an abort by torch's watchdog of NCCL, by a pattern in the error that it gives."""
+    return lambda e: bool(e.watchdog_error) and re.search(text, e.watchdog_error) is not None
+
+
 def nccl_stuck(e: Evidence) -> bool:
     """Match a rank whose own NCCL watchdog got stuck, by torch's heartbeat monitor."""
     if e.by_distributed:
@@ -138,7 +157,7 @@ def client(text: str = "") -> Match:
     def matches(e: Evidence) -> bool:
         if e.exception is None or e.by_distributed:
             return False
-        of_library = e.module.partition(".")[0] in _CLIENTS
+        of_library = e.module.partition(".")[0] in _CLIENTS or (not e.module and e.exception in _CLIENT_TYPES)
         return of_library and re.search(text, f"{e.exception}: {e.message}") is not None
 
     return matches
@@ -152,6 +171,8 @@ _CLIENTS = frozenset(
         "redis", "pymongo", "psycopg2", "kafka", "oss2", "multistorageclient",
     )
 )  # fmt: skip
+_CLIENT_TYPES = frozenset(("HfHubHTTPError", "HTTPError", "ClientError", "MaxRetryError", "ReadTimeoutError"))
+"""Names by which loggers, which leave out the module, print the exceptions of such libraries."""
 _GONE = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")
 
 
@@ -170,7 +191,8 @@ def xid(*numbers: int) -> Match:
     by_cuda = cuda(r"(CUDA|cuBLAS|CUBLAS|cuDNN|NVML) ?\w* ?error|Cuda failure|CUDNN_STATUS|CUBLAS_STATUS")
 
     def matches(e: Evidence) -> bool:
-        return by_cuda(e) and any(re.search(pattern, note) for note in e.notes)
+        stated = e.exception == "RuntimeError" and re.match(pattern, e.message) is not None
+        return stated or (by_cuda(e) and any(re.search(pattern, note) for note in e.notes))
 
     return matches
 

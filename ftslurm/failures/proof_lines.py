@@ -7,8 +7,8 @@ import re
 from ftslurm.failures.causes import Cause, Evidence, HostResources, OomKills, Space
 from ftslurm.failures.evidence import CAUSE, CONTEXT, HANDLED, MEMBER
 from ftslurm.failures.message_line import message_line
+from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import EXIT
-from ftslurm.failures.record_summary import own_frame
 from ftslurm.text import cut_middle, duration, size
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")

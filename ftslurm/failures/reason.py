@@ -12,10 +12,13 @@ import re
 from collections.abc import Iterator
 
 from ftslurm.dataclasses import replace
-from ftslurm.records.error import ErrorRecord, ExceptionRecord
+from ftslurm.failures.own_code import is_library
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 
 EXIT = "SystemExit"
+CUT = "the log ends before its type and text"
+"""The message of an exception whose traceback is cut off."""
 PARSERS = re.compile(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
 """Modules that end a program by exit code 2 because they reject its command line."""
 _STEPS = 16  # exits, processes and cleanups that are passed
@@ -23,7 +26,11 @@ _AGAIN_LIMIT = 200  # characters
 _CLEANUP = re.compile(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
 """Functions that a ``finally`` or a handler calls to clean up."""
 _CODE = re.compile(r"-?\d*")
-_RUNTIME_WORDS = re.compile(r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::")
+_CAUGHT = re.compile(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
+"""Of torch's ExceptionWrapper: it repeats the type, and adds the place of the other process or thread."""
+_RUNTIME_WORDS = re.compile(
+    r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::|The (client|server) socket has"
+)
 
 
 def reason(exception: ExceptionRecord) -> ExceptionRecord:
@@ -61,7 +68,8 @@ def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:
 
         inner = embedded(text)
         if inner is not None:
-            return replace(inner, frames=inner.frames or exception.frames, raised_again=_again(exception, inner))
+            frames = _with_own(inner.frames, exception.frames)
+            return replace(inner, frames=frames, raised_again=_again(exception, inner))
     return None
 
 
@@ -85,14 +93,25 @@ def _with_callers(inner: ExceptionRecord, outer: ExceptionRecord) -> ExceptionRe
     return replace(inner, frames=(*outer.frames[:at], *inner.frames))
 
 
+def _with_own(inner: tuple[Frame, ...], outer: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames of the other process; below those that called it if all of them are a library's."""
+    return inner if any(not is_library(frame.file) for frame in inner) else (*outer, *inner)
+
+
 def _again(outer: ExceptionRecord, inner: ExceptionRecord) -> str:
     text = _one_line(outer)
+    if outer.type == "BackendCompilerFailed":
+        return ""  # "backend='inductor' raised"
+    caught = _CAUGHT.fullmatch(text)
+    if caught is not None and caught["type"] == inner.type:
+        return caught["where"]
     plain = f"{inner.type}: {inner.message}".split("\n", 1)[0]
     return "" if text.startswith(plain[:_AGAIN_LIMIT]) else text
 
 
 def _one_line(exception: ExceptionRecord) -> str:
-    lines = [line.strip() for line in exception.message.split("\n") if line.strip()]
+    # Without the rules of torch's table.
+    lines = [line.strip() for line in exception.message.split("\n") if line.strip(" =-")]
     first = next((line for line in lines if line not in ('"""', "'''") and "Traceback (most recent" not in line), "")
     first = first.removeprefix("-- ").rstrip(" :")
     return cut_middle(f"{exception.type}: {first}" if first else exception.type, _AGAIN_LIMIT)
@@ -112,15 +131,21 @@ def _in_exit(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
 def judged(record: ErrorRecord) -> ExceptionRecord | None:
     """Return the exception of a record that is judged; None without one.
 
-    A record of torch alone has its traceback as text only.
+    A record of torch alone has its traceback as text only, as has one that a nested launch had left in its place.
     """
     if record.exception is not None:
-        return reason(record.exception)
+        found = reason(record.exception)
+        before = record.reported_before if is_bare_exit(found) else None
+        return _of_text(str(before.get("py_callstack"))) or found if before is not None else found
     if record.kind != "exception" or not record.traceback:
         return None
+    return _of_text(record.traceback)
+
+
+def _of_text(traceback: str) -> ExceptionRecord | None:
     from ftslurm.failures.traceback_text import embedded
 
-    found = embedded(record.traceback)
+    found = embedded(traceback)
     return reason(found) if found is not None else None
 
 

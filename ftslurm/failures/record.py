@@ -51,7 +51,7 @@ def identity(environment: Mapping[str, str]) -> dict[str, Any]:
         "round": number("FTSLURM_ROUND"),
         "node": environment.get("FTSLURM_NODE"),
         "rank": number("RANK"),
-        "local_rank": number("LOCAL_RANK"),
+        "local_rank": number("LOCAL_RANK" if "FTSLURM_LOCAL_RANK" not in environment else "FTSLURM_LOCAL_RANK"),
         "world_size": number("WORLD_SIZE"),
     }
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line
+from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import by_distributed, judged
 from ftslurm.failures.signature import digest
-from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, HostResources
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, HostResources
 from ftslurm.records.round import RecordSummary
 from ftslurm.text import cut_middle
 
@@ -31,8 +31,6 @@ VARIES = re.compile(
 )
 """The differences between messages of ranks whose connections to the same rank broke: addresses, times and ranks."""
 
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)")
-
 
 def record_summary(record: ErrorRecord) -> RecordSummary:
     """Return the summary of a completed error record; the exception is the judged one (`ftslurm.failures.reason`)."""
@@ -48,17 +46,6 @@ def record_summary(record: ErrorRecord) -> RecordSummary:
         time_ns=record.time_ns,
         signature=_signature(record, exception),
     )
-
-
-def is_library(file: str) -> bool:
-    """Whether a file is not part of the user's own code."""
-    return _LIBRARY.search(file) is not None
-
-
-def own_frame(frames: Sequence[Frame]) -> Frame:
-    """Return the innermost frame of the user's own files, else of other code of the user's; else the innermost."""
-    own = [frame for frame in reversed(frames) if not is_library(frame.file)]
-    return next((frame for frame in own if not frame.file.startswith("<")), own[0] if own else frames[-1])
 
 
 def _where(exception: ExceptionRecord | None) -> str | None:

@@ -71,10 +71,21 @@ class Recorder:
             worker = replace(self._worker(), **worker_context.context(error, self.directory))
             previous = record.read(self.directory)[0] if self.directory else None
             self._write(record.from_exception(error, trace, worker, previous))
+            self._leave_collectives()
         except BaseException as problem:
             write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         finally:
             sys.setrecursionlimit(limit)
+
+    def _leave_collectives(self) -> None:
+        """Leave what torch has recorded of its collectives: this process can soon not be asked any more."""
+        from ftslurm.monitor import flight_server
+
+        if self.directory is not None:
+            try:
+                flight_server.leave(self.directory)
+            except Exception:
+                pass  # Evidence that other ranks have, too; the error record is there.
 
     def stop(self, code: int, text: str, prefix: str = "ftslurm") -> NoReturn:
         """Exit because the user's program could not be started: one line on stderr, the record, ``code``."""

@@ -53,6 +53,9 @@ _OWN = re.compile(
 )
 _NODE_SIGNALS = ("SIGBUS", "SIGILL", "SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")
 _PEERS = re.compile(r"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b")
+_COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py")
+_OF_PEERS = ("PeerLostError", "PeerTokenError")
+"""What the peer heartbeat raises."""
 _UNREACHABLE = re.compile(r"Connect(ion)?\w*Error|BrokenPipe|Timeout|MaxRetry|URLError|gaierror|NameResolution")
 """Types of exceptions for a missing answer from outside the program: it may answer next time."""
 
@@ -68,13 +71,13 @@ def retryability(record: ErrorRecord, life_s: float) -> dict[str, Any]:
         "at_start": it failed at start, by itself. "non_retryable": why it would fail again, as text, or None.
         "on_any_node": on any node, because the script or its arguments are wrong, not something missing on a node.
         "blame": BY_NODE: its message names the node's hardware; PERHAPS: the node may be the cause; None: hardly.
-        "by_peers": it lost a connection to other ranks, or waited for them.
+        "by_peers": it lost a connection to other ranks, waited for them, or aborted in a collective.
         "signature": for comparison with other rounds' failures, see `ftslurm.failures.signature`; or None.
     """
     return {
         **_prospect(record, life_s),
         "blame": blame(record),
-        "by_peers": any(map(_by_peers, _chain(record))),
+        "by_peers": any(map(_by_peers, _chain(record))) or _aborted_in_a_collective(record),
         "signature": signature(record),
     }
 
@@ -101,6 +104,11 @@ def _chain(record: ErrorRecord) -> list[ExceptionRecord]:
     raised = judged(record)
     whole = [] if record.exception is None else [*links(record.exception)]
     return whole if raised is None else [*whole, *links(raised)]
+
+
+def _aborted_in_a_collective(record: ErrorRecord) -> bool:
+    """Whether the process aborted where it talked with other ranks: gloo does so when their calls do not match."""
+    return record.signal == "SIGABRT" and _COLLECTIVES.search(record.stacks or "") is not None
 
 
 def _killed_at_its_own_limit(record: ErrorRecord) -> bool:
@@ -177,4 +185,4 @@ def unanswered(name: str) -> bool:
 
 def _by_peers(exception: ExceptionRecord) -> bool:
     found = _PEERS.search(exception.inner_file) or _PEERS.search(exception.message)
-    return exception.type.startswith("Dist") or found is not None
+    return exception.type.startswith("Dist") or exception.type in _OF_PEERS or found is not None

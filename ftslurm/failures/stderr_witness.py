@@ -8,14 +8,15 @@ above was survived.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.abort_message import abort_message
+from ftslurm.failures.json_line import json_object, text_of
 from ftslurm.failures.reason import by_distributed, links
-from ftslurm.failures.traceback_text import LINE_LIMIT, Traceback, exception_in, tracebacks
+from ftslurm.failures.stated_lines import stated_in
+from ftslurm.failures.traceback_text import HEADER, LINE_LIMIT, Traceback, exception_in, tracebacks
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 
@@ -52,19 +53,25 @@ class Witness:
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
 _RANK_PREFIX = re.compile(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")
+_LAUNCHER = (
+    r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
+    r".{0,80}Killing subprocess \d+|.{0,160}Sending process \d+ closing signal|"
+    r".{0,160}Terminating process \d+ via signal"
+)
 # Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
 _AFTERMATH = re.compile(
     r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
     r"--- Logging error ---|Call stack:|Message: |Arguments: |"
+    r"Set the environment variable HYDRA_FULL|"
     r"Error in (sys\.excepthook|atexit)|Original exception was:|srun: |slurmstepd: |slurm_load|"
     r"CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|"
+    r"\S{1,120} \[\d+\] .{0,80}NCCL INFO|"
     r"frame #\d|Exception raised from |Current thread |Thread 0x|Extension modules: |<no Python frame>|"
     r"wandb: |\S{0,40} ?\d{1,3}%\||.{0,200}\bit/s\]|.{0,200}\bs/it\]|"
     r"(Killed|Aborted|Terminated|Segmentation fault|Bus error|Trace/breakpoint trap)\b.{0,40}$|"
     r".{0,200}\(core dumped\)|\S{1,80}: line \d+: +\d+ |make(\[\d+\])?: \*\*\* |Command exited with non-zero|"
     r"={3,}$|-{3,}$|\*{3,}$|\+-+|(Failures|Root Cause).{0,60}:$|\[\d+\]:$|\S{1,200} FAILED$|<NO_OTHER_FAILURES>|"
-    r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
-    r".{0,80}Killing subprocess \d+|.{0,80}Sending process \d+ closing signal|"
+    rf"{_LAUNCHER}|"
     r"note: run with `RUST_BACKTRACE|stack backtrace:$|"
     r"(concurrent\.futures\.process\._|multiprocessing\.pool\.)RemoteTraceback:|(\"\"\"|''')$"
 )
@@ -72,8 +79,13 @@ _CLOSING = re.compile(
     r"(?i)\b(exit(s|ed|ing)?|quit(ting)?|shut(ting)?|clean(ing|ed|up)?|clos(e|es|ing|ed)|finaliz|terminat|stopp?(ed|ing)?"
     r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
 )
-_PROGRESS = re.compile(r"\S{0,40} ?\d{1,3}%\||[={}\-*+#]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: ")
-_STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?|loss)\b")
+_PROGRESS = re.compile(
+    rf"{_LAUNCHER}|"
+    r"= +(?:EXIT|PID|RANK|BAD|CLEANING|YOU CAN|KILLED)|"
+    r"(?:the job to be term|mpirun detected|a non-zero exit code|Primary job)|"
+    r"\S{0,40} ?\d{1,3}%\||[={}\-*+#╰╭│]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: "
+)
+_STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
 # Lines that an exception's text does not have: of a log, of training, of a program that goes on.
 _WENT_ON = re.compile(
     r"(?i)\W{0,3}(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
@@ -86,9 +98,19 @@ _DIGITS = re.compile(r"\d+")
 _LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
 _KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
 _GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
+# Of bash and dash: a script's own error.
+_SHELL = re.compile(
+    r"[\w./-]{1,200}: (?:line )?\d{1,6}: \S.{0,300}(?:unbound variable|parameter not set|not found|bad substitution"
+    r"|No such file or directory|Permission denied|[Ss]yntax error.{0,200}|Exec format error)"
+)
 _PLAIN = re.compile(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
-_NAMED = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S")
-_PLACE = re.compile(r"^(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w.]{1,80}: ?(?=\S)|rank[= ]\d+\]?:? )")
+_NAMED = re.compile(
+    r"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S|(?:[a-z_]\w{1,60}\.){2,6}[A-Z]\w{2,60}: \S"
+)
+_PLACE = re.compile(
+    r"^(?:(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?(?:\[[\w./-]{1,80}:\d{1,6}\] )?"
+    r"(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w./-]{1,80}\.py:\d{1,6} (?:-- )?|[\w.]{1,80}: ?(?=\S)|rank[= ]\d+\]?:? )?"
+)
 _RUNTIME = re.compile(
     r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
     r"|corrupted |\*\*\* "
@@ -178,6 +200,10 @@ class _Search:
             if runtime is not None:
                 return runtime
             text = logged_error(line)
+            inner = json_exception(line) if text is not None else None
+            if inner is not None and logged is None:
+                where = f"{inner.type}: {inner.message}" if inner.message else inner.type
+                return Witness(TRACEBACK, cut_middle(where, TEXT_LIMIT), inner, inner.frames)
             if text is not None and not self._is_aftermath(line, even_if_logged=True):
                 if logged is None and _GOES_ON.search(text):
                     return None  # what it reports was survived
@@ -311,6 +337,11 @@ def logged_error(line: str) -> str | None:
         return None
     if bare.startswith("{"):
         return _json_error(bare)
+    stated = stated_in(bare)
+    if stated is not None and not stated.meaning:
+        return stated.text
+    if _SHELL.fullmatch(bare):
+        return bare
     found = _GLOG.match(bare) or _PLAIN.match(bare) or _KEYS.search(bare[:1000])
     if found is None and _NAMED.match(bare):
         return bare
@@ -325,18 +356,23 @@ def logged_error(line: str) -> str | None:
     return text or None
 
 
+def json_exception(line: str) -> ExceptionRecord | None:
+    """Return the exception whose traceback is a value in a line of a structured logger; None: there is none."""
+    bare = _RANK_PREFIX.sub("", line[:LINE_LIMIT]).strip()
+    value = json_object(bare) if HEADER in bare else None
+    texts = [each for each in (value or {}).values() if isinstance(each, str) and HEADER in each]
+    found = tracebacks(texts[0].split("\n"), whole=True) if texts else []
+    return found[-1].exception if found else None
+
+
 def _json_error(line: str) -> str | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict):
+    value = json_object(line)
+    if value is None:
         return None
     level = next((value[key] for key in ("level", "levelname", "severity") if key in value), "")
     if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
         return None
-    text = next((value[key] for key in ("message", "msg", "event") if isinstance(value.get(key), str)), "")
-    return text.strip() or None
+    return (text_of(value, "message", "msg", "event") or "").strip() or None
 
 
 __all__ = [

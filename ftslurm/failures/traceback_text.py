@@ -21,6 +21,8 @@ LINKS, MEMBERS = 40, 64
 _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,300}))?')
+_WHOLE_FRAME = re.compile(r'(?P<prefix>.{0,80}?) *File "[^"\n]{1,4096}", line \d{1,9}, in(?: |$)')
+_QUALIFIED = re.compile(r"(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{2,60}(?:: |$)")
 # The boxes of rich, which typer and many trainers print.
 _BOXED_FRAME = re.compile(r"\u2502 (\S[^\u2502\n]{0,400}?):(\d{1,9}) in (\S{1,200})")
 _BOXED_SOURCE = re.compile(r"\u2502 +\u2771 +\d+ +(?:\u2502 *)?([^\u2502\s][^\u2502\n]{0,400})")
@@ -36,21 +38,24 @@ _GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
 _DIGITS = re.compile(r"\d")
 # The line before a traceback that belongs to the message of the exception above it.
 _INTRODUCES = re.compile(
-    r"(with the following error|Original [Tt]raceback|\"\"\"|'''|[Rr]emote [Tt]raceback)[^\n]{0,20}$"
+    r"(with the following error|-- Process \d+ terminated|Original [Tt]raceback|\"\"\"|'''|[Rr]emote [Tt]raceback)"
+    r"[^\n]{0,20}$"
 )
 # A first line of a message whose reason is in its further lines.
 _SEVERAL = re.compile(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
-    r"ranks:dict_keys|ncclResult|following"
+    r"ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error|NPU function error"
 )
 _ALSO = re.compile(
     r"\s+\S|nccl\w+Error:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"\[rank\d+\]|(socket|bootstrap|Net|Call to|Connection|Cuda failure|Error)\b"
+    r"/job:|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net|Call to|Connection|Cuda failure|Error)\b"
 )
+_TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
 _SKIPPED = 3
 _BEFORE_FRAMES = 5
+_SOURCE_LINES = 4
 
 
 @dataclass(frozen=True)
@@ -114,17 +119,25 @@ class _Chain:
         )
 
 
-def tracebacks(lines: Sequence[str], *, whole: bool = False) -> list[Traceback]:
+def tracebacks(lines: Sequence[str], *, whole: bool = False, cut: bool = False) -> list[Traceback]:
     """Return the tracebacks in these lines, in their order; chained ones as one.
 
     Args:
         lines: of the text, without line ends.
         whole: that the text is a message, whose further lines belong to the exceptions in it.
+        cut: that it is the end of a longer one, and may begin with the last lines of a traceback.
     """
     found: list[_Chain] = []
     at = 0
+    if cut and (last := _last_lines(lines, whole=whole)) is not None:
+        found.append(_Chain("", [("", last)], []))
+        at = last.end
     while at < len(lines):
         block = _block(lines, at, whole=whole) if HEADER in lines[at] else None
+        if block is None and is_frame(lines[at]):
+            end = frames_end(lines, at)
+            block = _without_beginning(lines, at, end, whole=whole)
+            at = at if block is not None else end - 1
         if block is None:
             at += 1
             continue
@@ -132,6 +145,98 @@ def tracebacks(lines: Sequence[str], *, whole: bool = False) -> list[Traceback]:
         if not (found and _joins(lines, found[-1], block)):
             found.append(_Chain(lines[block.first - 1] if block.first else "", [("", block)], []))
     return [chain.traceback() for chain in found]
+
+
+def is_relation(line: str) -> bool:
+    """Return whether a line says that the exception above it led to the one below."""
+    return _CAUSE in line or _CONTEXT in line
+
+
+def is_frame(line: str) -> bool:
+    """Return whether a line is a frame of a traceback: ``File "train.py", line 7, in main``."""
+    return 'File "' in line and _WHOLE_FRAME.match(line[:LINE_LIMIT]) is not None
+
+
+def frames_end(lines: Sequence[str], first: int) -> int:
+    """Return the line after the frames, with their source, that begin with the frame in line ``first``."""
+    prefix = _prefix_of(lines[first])
+    at = first + 1
+    while at < len(lines) and HEADER not in lines[at]:
+        own = _own(lines[at][:LINE_LIMIT], prefix)
+        # At least two spaces: a frame's line has two, its source four.
+        if own is None or not (is_frame(own) or own.startswith("  ")):
+            break
+        at += 1
+    return at
+
+
+def open_frames(lines: Sequence[str]) -> tuple[int, tuple[Frame, ...]]:
+    """Return the traceback in whose middle a text ends: its first line, and the frames; without any: there is none.
+
+    Several processes may have printed it between each other: equal frames count once.
+    """
+    begins = [i for i, line in enumerate(lines) if HEADER in line] or [
+        next((i for i, line in enumerate(lines) if is_frame(line)), len(lines))
+    ]
+    first = begins[-1]
+    prefix = _head_of(lines, first)
+    rest = [_own(line[:LINE_LIMIT], prefix) for line in lines[first + 1 :] if line.strip()]
+    # Where the indentation is lost, each other line is a frame.
+    flat = not any(line and line[:1].isspace() for line in rest)
+    flat = flat and 2 * sum(line is not None and is_frame(line) for line in rest) >= len(rest) - 1 > 1
+    if first >= len(lines) or any(line is None for line in rest[:-1]):
+        return len(lines), ()
+    if not flat and not all(not line or line[:1].isspace() or is_frame(line) for line in rest):
+        return len(lines), ()
+    frames: list[Frame] = []
+    for line in lines[first:]:
+        found = _FRAME.search(line[:LINE_LIMIT])
+        frame = Frame(found[1], int(found[2]), found[3] or "<module>") if found is not None and ", in" in line else None
+        if frame is not None and frame not in frames[-MEMBERS:]:
+            frames.append(frame)
+    return first, tuple(frames[-FRAMES_LIMIT:])
+
+
+def _head_of(lines: Sequence[str], first: int) -> str:
+    """Return what is before each line of the traceback that begins in line ``first``."""
+    if first >= len(lines):
+        return ""
+    if HEADER not in lines[first]:
+        return _prefix_of(lines[first])
+    frame = next((line for line in lines[first + 1 : first + 4] if is_frame(line)), "")
+    return _prefix_of(frame) if frame else ""
+
+
+def _without_beginning(lines: Sequence[str], first: int, end: int, *, whole: bool) -> _Block | None:
+    """Return the exception whose frames are these lines, of a traceback whose first lines are not in the text.
+
+    A program also prints stacks without an exception: the type must follow at once, and look like one.
+    """
+    prefix = _prefix_of(lines[first])
+    own = _own(lines[end][:LINE_LIMIT], prefix) if end < len(lines) else None
+    record = _typed(own) if own else None
+    if record is None or not (_ENDINGS.search(record.type) or _QUALIFIED.match(own or "")):
+        return None
+    block = _block(["", *lines[first : end + MESSAGE_LINES + 2]], 0, whole=whole, head=prefix)
+    return replace(block, first=first, end=block.end + first - 1) if block is not None else None
+
+
+def _last_lines(lines: Sequence[str], *, whole: bool) -> _Block | None:
+    """Return the exception whose last lines, without any frame, the text begins with."""
+    first = next((i for i, line in enumerate(lines[:_SOURCE_LINES]) if not line.startswith("    ")), 0)
+    record = _typed(lines[first][:LINE_LIMIT]) if first < len(lines) else None
+    if record is None or not record.message or _ENDINGS.search(record.type) is None:
+        return None
+    if record.type.endswith("Warning") or (record.type in ("Error", "Exception") and not record.module):
+        return None  # any program's line
+    end, text = _message(lines, first, "", record.message, whole=whole)
+    return _Block(replace(record, message=text), 0, end, 0, "")
+
+
+def _prefix_of(frame: str) -> str:
+    """Return what is before a frame's two spaces in its line: a rank's label, a time."""
+    found = _WHOLE_FRAME.match(frame[:LINE_LIMIT])
+    return found["prefix"].rstrip(" ") + " " if found is not None and found["prefix"].strip() else ""
 
 
 def embedded(message: str) -> ExceptionRecord | None:
@@ -145,7 +250,7 @@ def embedded(message: str) -> ExceptionRecord | None:
     found = tracebacks(lines, whole=True)
     if found:
         return found[0].exception
-    return _without_header(lines) or _introduced(lines)
+    return _introduced(lines)
 
 
 def exception_in(line: str) -> ExceptionRecord | None:
@@ -180,9 +285,16 @@ def _relation(between: Sequence[str]) -> str | None:
     return "cause" if _CAUSE in text else "context" if _CONTEXT in text else None
 
 
-def _block(lines: Sequence[str], first: int, *, whole: bool) -> _Block | None:
-    """Return the exception whose traceback's header is in line ``first``; None: it is cut off."""
-    head = lines[first][: lines[first].index(HEADER)]
+def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = None) -> _Block | None:
+    """Return the exception whose traceback's header is in line ``first``; None: it is cut off.
+
+    Args:
+        lines: of the text.
+        first: the line of the header.
+        whole: see `tracebacks`.
+        head: what would be before the header, where that is missing.
+    """
+    head = lines[first][: lines[first].index(HEADER)] if head is None else head
     head = head.removesuffix("Original ").removesuffix("Exception Group ")
     prefix: str | None = None
     frames: list[Frame] = []
@@ -195,6 +307,7 @@ def _block(lines: Sequence[str], first: int, *, whole: bool) -> _Block | None:
             if prefix is None:
                 # loguru marks the frame that caught the exception.
                 prefix = line[: found.start()].removesuffix("> ").removesuffix("  ")
+                prefix = prefix if prefix.strip() or HEADER in lines[first] else ""
             frames.append(Frame(found[1], int(found[2]), (found[3] or "<module>").strip()))
             at += 1
             continue
@@ -202,7 +315,7 @@ def _block(lines: Sequence[str], first: int, *, whole: bool) -> _Block | None:
             _boxed(line, frames)
             at += 1
             continue
-        own = _own(line, _framed(head) if prefix is None else prefix)
+        own = _own(_bounded(lines[at]), _framed(head) if prefix is None else prefix)
         if own is not None and frames and own.startswith("    ") and frames[-1].source is None and own.strip():
             frames[-1] = replace(frames[-1], source=own.strip())
         elif own is None or not own.strip() or own.startswith("  "):
@@ -222,6 +335,11 @@ def _block(lines: Sequence[str], first: int, *, whole: bool) -> _Block | None:
             return None
         at += 1
     return None
+
+
+def _bounded(line: str) -> str:
+    """Return a line without its middle, if it is long: a message's reason is often at its end."""
+    return line if len(line) <= LINE_LIMIT else f"{line[: LINE_LIMIT // 2]} ... {line[-LINE_LIMIT // 2 :]}"
 
 
 def _boxed(line: str, frames: list[Frame]) -> None:
@@ -287,9 +405,14 @@ def _message(lines: Sequence[str], at: int, prefix: str, first: str, *, whole: b
         elif not (whole or nested or prefix):
             if not own.strip():
                 further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
+                if first.endswith(":") and len(kept) == 1 and _TEXT.match(further):
+                    # A message in two paragraphs, of which the first one only introduces the second.
+                    kept.append(further.rstrip())
+                    at += 2
+                    continue
                 if not (_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further))):
                     break
-            elif not _continues(own, first):
+            elif not (_continues(own, first) or _passes_on(kept, own) or kept[-1].strip() == "Last error:"):
                 break
         elif nested and not whole and not own.strip() and len(kept) > 1 and not kept[-1].startswith(" "):
             break
@@ -302,19 +425,17 @@ def _message(lines: Sequence[str], at: int, prefix: str, first: str, *, whole: b
 
 def _continues(line: str, first: str) -> bool:
     """Return whether a line that follows a message in a program's output belongs to it."""
+    if line.startswith(" > "):
+        return False  # Megatron's own output
     if line.startswith((" ", "\t")) or (not first and _INTRODUCES.search(line)):
         return True
     return bool(_SEVERAL.search(first) and _ALSO.match(line))
 
 
-def _without_header(lines: Sequence[str]) -> ExceptionRecord | None:
-    """Return the exception below frames that have no header, as some runtimes write it (Ray)."""
-    first = next((i for i, line in enumerate(lines) if _FRAME.match(line.strip())), None)
-    if first is None:
-        return None
-    with_header = [*lines[:first], HEADER + ":", *lines[first:]]
-    found = tracebacks(with_header, whole=True)
-    return found[0].exception if found else None
+def _passes_on(kept: Sequence[str], line: str) -> bool:
+    """Return whether a message consists of another exception: ``backend='inductor' raised:``, then its last line."""
+    record = _typed(line) if len(kept) == 1 and kept[0].rstrip().endswith(":") else None
+    return record is not None and _ENDINGS.search(record.type) is not None
 
 
 def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ftslurm.health.device_time import Reading, scheduling, waited_s
+from ftslurm.health.procfs import process
 from ftslurm.kernel import die_with_parent
 from ftslurm.observed_time import ObservedTime
 
@@ -35,7 +36,8 @@ TICK_S = 0.1
 """Interval between two checks of the running processes. A longer one is this process's own lateness."""
 SLACK_S = 20.0
 """Seconds of wall time, beyond the limit, after which a process without CPU time is given up."""
-REAP_S = 0.2
+REAP_S, REAP_MOST_S = 0.2, 5.0
+"""Seconds after which a killed process that hangs in the kernel, and any other one, is not waited for."""
 DATA_LIMIT = 4 << 20
 """Bytes read from one process; more counts as broken."""
 _BEGIN = b"\n"
@@ -256,13 +258,20 @@ def stop(children: Sequence[Child], clock: Callable[[], float] = time.monotonic)
     for child in left:
         os.close(child.fd)
         child.kill()
-    deadline = clock() + REAP_S
+    began = clock()
     while left := [child for child in left if not child.reaped]:
         for child in left:
             child.reaped = os.waitpid(child.pid, os.WNOHANG)[0] != 0
-        if clock() >= deadline:
+        since_s = clock() - began
+        if since_s >= REAP_MOST_S or (since_s >= REAP_S and all(map(_hangs_in_kernel, left))):
             return
         time.sleep(0.001)
+
+
+def _hangs_in_kernel(child: Child) -> bool:
+    """Whether a killed process is in uninterruptible sleep: another one only waits for a CPU in order to end."""
+    found = process("", child.pid)
+    return found is None or found.state in ("D", "Z")
 
 
 def send_bytes(fd: int, data: bytes) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.kernel import schedstat
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def waited_s(began: Reading, now: Reading) -> float:
 def own_clock() -> float:
     """Return monotonic seconds without the time in which this thread waited for a CPU."""
     now_s = time.monotonic()
-    return now_s - (_schedstat("/proc/thread-self") or (0.0, 0.0))[1]
+    return now_s - (schedstat("/proc/thread-self") or (0.0, 0.0))[1]
 
 
 def scheduling(pid: int, proc: str = "/proc") -> Scheduling | None:
@@ -74,15 +75,5 @@ def scheduling(pid: int, proc: str = "/proc") -> Scheduling | None:
         state = line[line.rindex(b")") + 2 :].split(None, 1)[0].decode()
     except (OSError, ValueError, IndexError):
         return None
-    ran_s, queued_s = _schedstat(f"{proc}/{pid}") or (0.0, None)
+    ran_s, queued_s = schedstat(f"{proc}/{pid}") or (0.0, None)
     return Scheduling(state, ran_s, queued_s)
-
-
-def _schedstat(directory: str) -> tuple[float, float] | None:
-    """Return the seconds on a CPU and in a run queue; None on a kernel without CONFIG_SCHED_INFO."""
-    try:
-        with open(f"{directory}/schedstat", "rb") as file:
-            ran, queued, _ = file.read().split()
-        return int(ran) / 1e9, int(queued) / 1e9
-    except (OSError, ValueError):
-        return None

@@ -16,17 +16,18 @@ from ftslurm.job_end.carry_out import carry_out
 from ftslurm.job_end.end_cause import with_lost_step
 from ftslurm.job_end.outcome import outcome_of
 from ftslurm.job_end.settle import settle
-from ftslurm.records.attempt import StepEnd
+from ftslurm.records.attempt import Attempt, StepEnd
 from ftslurm.records.codec import BadFile
 from ftslurm.records.state import State
 from ftslurm.records.verdict import END, FAILED, RESUBMITTED, AttemptVerdict
 from ftslurm.report.pipeline import make_report, save
-from ftslurm.report.text import render
+from ftslurm.report.text import first_lines, render
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
+from ftslurm.sharedfs.publish import read_published
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
-from ftslurm.terminal import complain, show, wants_colour
+from ftslurm.terminal import ERROR, INFO, complain, show, wants_colour
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,7 +90,8 @@ def conclude(
     if report is not None and outcome.reported and not quiet:
         # Saved before it is printed: the reader of the output may have exited, or block.
         save(report, Path(run_dir))
-        show(render(report, colour=wants_colour()))
+        shown = render if _level_of(run_dir, attempt) < ERROR else first_lines
+        show(shown(report, colour=wants_colour()))
     if attempt is not None and outcome.reported:
         follow_last_events(run_dir, attempt)
     if outcome.problem:
@@ -100,6 +102,17 @@ def conclude(
         # The printed report had only the intention.
         save(make_report(Path(run_dir), offline=True, ended=unrecorded), Path(run_dir))
     return follow_up.exit_code(outcome.exit_code)
+
+
+def _level_of(run_dir: str, attempt: str | None) -> int:
+    """Return the attempt's log level; ftsrun, which has no part of the options, has this process know it."""
+    run = RunDirectory(run_dir)
+    try:
+        found = read_published(PosixFileSystem(owner=os.geteuid()), run.attempt_file(attempt or ""), Attempt)
+    except (OSError, BadFile):
+        return INFO
+    level = found.option("log_level")
+    return level if isinstance(level, int) else INFO
 
 
 class FollowUp:

@@ -77,6 +77,40 @@ def loading(path: str | os.PathLike[str]) -> None:
         _swallow(problem)
 
 
+def report_automatically(stop: Callable[[], object]) -> AgentLink | None:
+    """Return this rank's link for heartbeats and steps that the script knows nothing of; see `optimizer_steps`.
+
+    None: this process is no rank, or its script reports by itself.
+
+    Args:
+        stop: called when the script reports by itself from now on, before what was stored is withdrawn.
+    """
+    global _beat, _step
+    agent = _connect()
+    if agent is None:
+        return None
+    words = agent.words
+    if (words[heartbeat_page.BEATS] or words[heartbeat_page.STEPS]) and not words[heartbeat_page.AUTOMATIC]:
+        return None
+
+    def take_over() -> None:
+        global _beat, _step
+        stop()
+        heartbeat_page.withdraw_automatic(words)
+        _beat, _step = agent.beat, agent.step
+
+    def beat() -> None:
+        take_over()
+        _beat()
+
+    def step(number: int) -> None:
+        take_over()
+        _step(number)
+
+    _beat, _step = beat, step
+    return agent
+
+
 def excuse(seconds: float) -> None:
     """Suspend this rank's time-outs until `seconds` from now, because it waits within ftslurm.
 
@@ -97,7 +131,7 @@ def section(name: str, timeout: float | None = None) -> Section | NoSection:
     in each other; but one name is open once: opening it again is reported and does no harm.
 
     Args:
-        name: 1 to 40 bytes; a rank may have 44 of them. More are reported, and not watched.
+        name: 1 to 40 bytes; a rank may have 37 of them. More are reported, and not watched.
         timeout: seconds, from now on, `math.inf` for none; overrides the command line and learned values.
     """
     try:
@@ -245,7 +279,27 @@ def _connect_once() -> None:
         _beat, _step = _nothing, _no_step
     else:
         _known, _beat, _step = _agent.known, _agent.beat, _agent.step
+        if path := os.environ.get("FTSLURM_IMPORTS"):
+            _beat, _step = _listing(_agent.beat, path), _listing(_agent.step, path)
     _connected = True
+
+
+def _listing(function: Callable[..., None], path: str) -> Callable[..., None]:
+    """Return what stands for `beat` or `step` until its second call, which lists what the rank has imported."""
+    calls = 0
+
+    def counted(*arguments: Any) -> None:
+        nonlocal calls
+        global _beat, _step
+        function(*arguments)
+        calls += 1
+        if calls == 2 and _agent is not None:
+            _beat, _step = _agent.beat, _agent.step
+            from ftslurm.monitor.imports import write_list
+
+            write_list(path)
+
+    return counted
 
 
 def _first_beat() -> None:

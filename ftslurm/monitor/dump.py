@@ -9,13 +9,15 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 
 from ftslurm.dataclasses import dataclass
-from ftslurm.kernel import pidfd_open, pidfd_send_signal
+from ftslurm.kernel import pidfd_open, pidfd_send_signal, schedstat
 from ftslurm.monitor import process_state
 from ftslurm.monitor.dump_signal import DUMP_SIGNAL, FIRST_FD, NAME
 from ftslurm.monitor.stacks_file import Stacks
 from ftslurm.text import duration
 
-STABLE_S, BUSY_STABLE_S = 0.03, 0.15
+STABLE_S, OFF_CORE_S, RAN_S = 0.03, 0.5, 0.02
+"""Time without a further line after which a dump is complete: of a process that sleeps; of one that may wait for a
+core; and of that one in time on a core."""
 AGAIN_AT = (0.15, 0.4, 0.7)  # parts of the time-out after which another thread gets the signal
 HEAD_LIMIT, TAIL_LIMIT = 32 * 1024, 96 * 1024
 
@@ -60,6 +62,7 @@ class Dump:
         self._fd = self._asked = -1
         self._start_s = self._changed_s = 0.0
         self._base = self._size = 0
+        self._ran_s = 0.0  # its time on a core when it last wrote
         self._again = list(AGAIN_AT)
         self._others: Iterator[int] | None = None
         self._problem: str | None = "not collected in time"
@@ -81,6 +84,7 @@ class Dump:
         if size != self._size:
             self._base = min(self._base, size)
             self._size, self._changed_s = size, now_s
+            self._ran_s = _ran_s(self._process)
         since_s = now_s - self._start_s
         if ended:
             self.gone = True
@@ -119,11 +123,11 @@ class Dump:
         if self.stopped:
             return _stopped(state)
         if not self._open():
-            return "does not catch the dump signal: it is not a Python script that ftslurm started"
+            return "no answer to the dump signal: no Python script that ftslurm started"
         if self._answers(self._process, state):
             self._asked = self.pidfd
         elif not self._find_descendant():
-            return "does not catch the dump signal, or has closed the file for its stacks"
+            return "no answer to the dump signal, or the file for its stacks is closed"
         self._base = self._size = os.fstat(self._fd).st_size
         try:
             pidfd_send_signal(self._asked, DUMP_SIGNAL)
@@ -180,9 +184,14 @@ class Dump:
             return True
         if quiet_s < STABLE_S:
             return False
-        # Where many processes share few cores, one that still writes may be off its core for long.
         state = process_state.status(self._process)
-        return quiet_s >= BUSY_STABLE_S or state is None or process_state.letter(state) == "S"
+        if state is not None and process_state.letter(state) in "Tt":
+            self._changed_s = now_s  # py-spy, which reads the native frames, stops it: it writes on afterwards
+            return False
+        if state is None or process_state.letter(state) == "S" or quiet_s >= OFF_CORE_S:
+            return True
+        # Where many processes share few cores, one that still writes may be off its core for long.
+        return _ran_s(self._process) - self._ran_s >= RAN_S
 
     def _no_answer_reason(self) -> str | None:
         late = f"no answer within {duration(self._timeout_s)}"
@@ -214,6 +223,11 @@ class Dump:
         self._problem = problem
         self._facts = process_state.facts(self._process, waiting=problem is not None and not self.gone)
         self.close()
+
+
+def _ran_s(process: str) -> float:
+    """Return the seconds that the main thread spent on a core; 0 where the kernel does not count them."""
+    return (schedstat(process) or (0.0, 0.0))[0]
 
 
 def _stopped(state: dict[str, str]) -> str:

@@ -105,7 +105,14 @@ def _heartbeat(page: HeartbeatPage | None, timeouts: Timeouts, life: Life, now_s
     if page is None or not page.beats.number:
         yield Interval(HEARTBEAT, None, None, allowed, allowed)
         return
-    since = _since(page.beats.last_ns, life, now_s)
+    last_ns = page.beats.last_ns
+    if page.automatic:
+        # A section names a phase without steps, and what is watched in it: its own time-out, if it has one.
+        last_ns = max(last_ns, page.section_ns)
+        if page.unlisted or any(section.opened_ns for section in page.sections):
+            yield Interval(HEARTBEAT, None, None, allowed, allowed)
+            return
+    since = _since(last_ns, life, now_s)
     yield Interval(HEARTBEAT, None, since, _warm(allowed, page.beats.number, timeouts), allowed)
 
 
@@ -142,15 +149,15 @@ def _choose(own_s: float | None, common_s: float | None) -> float | None:
     return None if seconds is None or not abs(seconds) < INF else max(seconds, SHORTEST_S)
 
 
-def describe(interval: Interval, now_s: float) -> str:
-    """Return the description of the expiry."""
+def describe(interval: Interval, now_s: float, *, automatic: bool = False) -> str:
+    """Return the description of the expiry; `automatic`: its heartbeats are the steps of the optimizer."""
     if interval.since_s is None:
         raise ValueError(f"{interval} is idle and cannot have expired")
     taken, allowed = duration(now_s - interval.since_s), f"(time-out {duration(interval.allowed_s)})"
     if interval.kind == INITIAL:
         return f"no first heartbeat {taken} after its start {allowed}"
     if interval.kind == HEARTBEAT:
-        return f"no heartbeat for {taken} {allowed}"
+        return f"no {'optimizer step' if automatic else 'heartbeat'} for {taken} {allowed}"
     if interval.kind == SECTION:
         return f"section {shown(interval.name or '')} open for {taken} {allowed}"
     if interval.kind == OUT:
@@ -160,7 +167,8 @@ def describe(interval: Interval, now_s: float) -> str:
 
 def longest(page: HeartbeatPage | None, began_s: float, cut: Spans) -> Longest:
     """Return the longest intervals of one rank; `cut` is the time-out that ended it."""
-    if page is None or not page.beats.number:
+    beating = page is not None and page.beats.number > 0
+    if page is None or not beating or page.automatic:
         initial = None
     else:
         initial = max(page.beats.first_ns / 1e9 - began_s, 0.0)
@@ -170,7 +178,7 @@ def longest(page: HeartbeatPage | None, began_s: float, cut: Spans) -> Longest:
         (OUT, None): _positive(page.out_longest_ns if page else 0),
         **{(SECTION, section.name): _positive(section.longest_ns) for section in (page.sections if page else ())},
     }
-    return Longest(spans(completed), cut, silent=int(initial is None))
+    return Longest(spans(completed), cut, silent=int(not beating), automatic=int(beating and initial is None))
 
 
 def _positive(ns: int) -> float | None:

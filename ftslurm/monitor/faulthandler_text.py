@@ -25,13 +25,19 @@ class Frame(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """One thread, its frames outermost first; `cut`: so deep that the outermost ones are missing."""
+    """One thread, its frames outermost first.
+
+    Attributes:
+        cut: it is so deep that the outermost frames are missing.
+        begun: it is in what ftslurm's worker began, whose own frames are left out: the script, or its start.
+    """
 
     name: str
     current: bool
     main: bool
     cut: bool
     frames: tuple[Frame, ...]
+    begun: bool = False
 
 
 class Reader:
@@ -85,7 +91,7 @@ def _with_main(threads: list[Thread]) -> tuple[Thread, ...]:
             break
     else:
         at = len(threads) - 1
-    threads[at] = threads[at]._replace(main=True, frames=threads[at].frames[start:])
+    threads[at] = threads[at]._replace(main=True, frames=threads[at].frames[start:], begun=start > 0)
     return tuple(threads)
 
 

@@ -4,8 +4,9 @@ A heartbeat, a section or a step costs a few stores of eight bytes: no system ca
 A store is in the page cache at once, so the agent can read it at any time, and after any kind of death but the
 machine's. One process writes it; words are eight bytes and aligned, so that a reader never gets a half-written one.
 
-Times are nanoseconds of CLOCK_MONOTONIC, which is the same for all processes of a machine, but for the two stamps of
-the first and the last step: those are for display, since the epoch.
+Times are nanoseconds of CLOCK_MONOTONIC, which is the same for all processes of a machine, but for the stamps of steps:
+of the first and the last one, for display, and of the newest ones, for comparison with torch's stamps of collectives.
+Those are since the epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INF = float("inf")
 NAME = "progress"
 MAGIC = b"ftsprog2"
 SIZE = 4096
-SLOTS, NAME_BYTES, BUCKETS = 44, 40, 40
+SLOTS, NAME_BYTES, BUCKETS = 37, 40, 40
 UNSET, OFF = 0, -1  # own time-outs: unset; not watched
 
 # The page in words.
@@ -41,9 +42,10 @@ SECTION_NS, OUT_LONGEST, UNLISTED, USED = 14, 15, 16, 17
 OWN_INITIAL, OWN_HEARTBEAT, OWN_OUT = 18, 19, 20
 MISUSED, DROPPED = 21, 22
 PACE_SUM, PACE_COUNT, PACE_BUCKETS = 23, 24, 25
-EXCUSED_NS = 70  # behind the words that `section` uses as spare ones
+EXCUSED_NS, AUTOMATIC = 70, 71  # behind the words that `section` uses as spare ones
 SLOT_0, SLOT_WORDS = 72, 10
 OPENED, OPENS, LONGEST, OWN_TIMEOUT, SLOT_NAME = 0, 1, 2, 3, 5
+ENDS, ENDS_KEPT = SLOT_0 + SLOTS * SLOT_WORDS, 64  # a power of two; up to word 506 of 512
 
 _PAGE = struct.Struct("<512q")
 _BUCKET_SHIFT = 19  # the histogram counts in 2**19 ns, about half a millisecond
@@ -51,7 +53,7 @@ _BUCKET_SHIFT = 19  # the histogram counts in 2**19 ns, about half a millisecond
 
 @dataclass(frozen=True)
 class Progress:
-    """The steps that a rank reported, as its script counts them; times in nanoseconds since the epoch."""
+    """The steps of a rank, as its script or its optimizer counts them; times in nanoseconds since the epoch."""
 
     first_step: int
     first_ns: int
@@ -95,11 +97,12 @@ class HeartbeatPage:
     """The decoded heartbeat page.
 
     Attributes:
-        progress: steps; None before the first.
-        progress_ns: when the last step was reported.
+        progress: steps that the script reports; None before the first.
+        optimizer_steps: steps of its optimizer, where the script reports nothing (`optimizer_steps`); None otherwise.
+        progress_ns: when the last step was reported or made.
         pid: the process that writes it.
         finished: workload_finished() was called.
-        beats: heartbeats.
+        beats: heartbeats; where there are optimizer steps, these are.
         sections: every section that was ever opened or given a time-out.
         section_ns: when a section was last opened or closed; with none open, since when that is so. 0: never.
         unlisted: sections open now without a slot.
@@ -108,6 +111,8 @@ class HeartbeatPage:
         misused, dropped: wrong calls; messages that could not be written into the pipe.
         pace: intervals between steps.
         excused_ns: time before that does not count: this rank waited within ftslurm. 0: never.
+        step_ends: when the newest steps were reported or made, nanoseconds since the epoch, ascending; at most
+            `ENDS_KEPT`.
     """
 
     progress: Progress | None
@@ -126,6 +131,13 @@ class HeartbeatPage:
     dropped: int
     pace: StepIntervals
     excused_ns: int = 0
+    optimizer_steps: Progress | None = None
+    step_ends: tuple[int, ...] = ()
+
+    @property
+    def automatic(self) -> bool:
+        """Whether its heartbeats, if any, are steps of the optimizer: the script sends none."""
+        return self.optimizer_steps is not None
 
     @property
     def opted_in(self) -> bool:
@@ -234,9 +246,10 @@ def decode(data: bytes) -> HeartbeatPage | None:
     raw = _PAGE.unpack_from(data)
     word = [value if value > 0 else 0 for value in raw[:SLOT_0]]
     buckets = tuple(word[PACE_BUCKETS : PACE_BUCKETS + BUCKETS])
-    steps = (raw[FIRST_STEP], word[FIRST_WALL], raw[LAST_STEP], word[LAST_WALL], word[STEPS])
+    numbers = (raw[FIRST_STEP], word[FIRST_WALL], raw[LAST_STEP], word[LAST_WALL], word[STEPS])
+    steps = Progress(*numbers) if word[STEPS] else None
     return HeartbeatPage(
-        progress=Progress(*steps) if word[STEPS] else None,
+        progress=None if word[AUTOMATIC] else steps,
         progress_ns=word[STEP_NS],
         pid=word[PID],
         finished=raw[FINISHED] != 0,
@@ -252,6 +265,8 @@ def decode(data: bytes) -> HeartbeatPage | None:
         dropped=word[DROPPED],
         pace=StepIntervals(word[PACE_COUNT], word[PACE_SUM], buckets),
         excused_ns=word[EXCUSED_NS],
+        optimizer_steps=steps if word[AUTOMATIC] else None,
+        step_ends=tuple(sorted(end for end in raw[ENDS : ENDS + ENDS_KEPT] if end > 0)),
     )
 
 
@@ -336,8 +351,10 @@ def stepper(
         now = clock()
         if not count:
             words[FIRST_STEP], words[FIRST_WALL] = number, wall()
+        now_wall = wall()
+        words[ENDS + (count & ENDS_KEPT - 1)] = now_wall
         count += 1
-        words[LAST_STEP], words[LAST_WALL], words[STEP_NS] = number, wall(), now
+        words[LAST_STEP], words[LAST_WALL], words[STEP_NS] = number, now_wall, now
         words[STEPS] = count  # behind the step that it counts
         if last:
             interval = now - last
@@ -350,3 +367,13 @@ def stepper(
         last = now
 
     return step
+
+
+def withdraw_automatic(words: Words) -> None:
+    """Remove what was stored without the script's doing: it reports by itself from now on, or nothing is known."""
+    # The heartbeats first: without them no interval runs.
+    for at in (BEATS, BEAT_FIRST, BEAT_LAST, BEAT_LONGEST, STEPS, STEP_NS):
+        words[at] = 0
+    for at in (*range(PACE_SUM, PACE_BUCKETS + BUCKETS), *range(ENDS, ENDS + ENDS_KEPT)):
+        words[at] = 0
+    words[AUTOMATIC] = 0

@@ -25,12 +25,13 @@ class AgentLink:
 
     Args:
         words: its heartbeat page.
-        environment: `LOCAL_RANK`; `FTSLURM_PIPE`, the node's pipe; `FTSLURM_TIMEOUTS`, see `timeouts.to_env`.
+        environment: `LOCAL_RANK` (`FTSLURM_LOCAL_RANK` where that is virtual); `FTSLURM_PIPE`, the node's pipe;
+            `FTSLURM_TIMEOUTS`, see `timeouts.to_env`.
     """
 
     def __init__(self, words: Words, environment: Mapping[str, str]) -> None:
         self.words = words
-        self.rank = int(environment.get("LOCAL_RANK", "0"))
+        self.rank = int(environment.get("FTSLURM_LOCAL_RANK") or environment.get("LOCAL_RANK", "0"))
         self.pid = os.getpid()
         self.pipe: str | None = environment.get("FTSLURM_PIPE")
         self.asked, self.learned = _from_environment(environment)

@@ -10,17 +10,20 @@ from typing import NamedTuple
 from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.faulthandler_text import Frame, Thread
 
-WAITS, MAY_WAIT, WORKS = "waits", "may-wait", "works"
+WAITS, MAY_WAIT, WORKS, ENDS = "waits", "may-wait", "works", "ends"
 _THREAD_WAIT = "thread wait"
 # Methods in C that return when the device, or all ranks, are done: loss.item(), work.wait(), store.wait(...).
 _C_WAIT = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|wait|barrier)$")
 _NETWORK = "network"
 NO_CALLS: Mapping[tuple[str, int], str] = {}
 _MODULE = re.compile(r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)/|^<frozen (?=.*>$)|^.*/(?=[^/]+$)")
+IMPORT = "an import"
 BUILD_LOCK = "wait for the lock of an extension's build"
+_RECORDER = "/ftslurm/failures/recorder.py"
 
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot|monitor)\b|/torchinductor_|^\?\?\?$"
+    r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/torchinductor_|^\?\?\?$"
+    r"|/ftslurm/(worker|boot|monitor|failures|records|lean_dataclasses|import_hook|fencing|peer)\b"
 )
 
 
@@ -61,6 +64,7 @@ _BELOW = _rows(
 )
 # What a frame indicates wherever it stands, own frames below it or not.
 _ANYWHERE = _rows(
+    (WORKS, r"^<frozen importlib\._bootstrap", r"_find_and_load|_gcd_import", IMPORT),
     (WORKS, r"/torch/utils/data/", r".*", "DataLoader"),
     (WORKS, r"/torch/distributed/checkpoint/", r".*", "checkpoint"),
     (WORKS, r"/torch/serialization\.py$", r"save|load", "torch.save/load"),
@@ -79,16 +83,19 @@ class Activity:
     """Classification of a stack.
 
     Attributes:
-        kind: `WAITS` for other ranks, `MAY_WAIT` for them (what a device waits for cannot be observed), or `WORKS`.
+        kind: `WAITS` for other ranks, `MAY_WAIT` for them (what a device waits for cannot be observed), `WORKS`, or
+            `ENDS`: the script is over, its process is not.
         activity: "all_reduce", "DataLoader", else what the user's code called ("queue.get"), or its innermost function.
         place: the user's own innermost frame, outside of libraries; without one, the innermost; None: no frames.
         of_thread: it waits for another thread of its own process.
+        raised: the type of the exception that ended the script.
     """
 
     kind: str
     activity: str
     place: Frame | None
     of_thread: bool = False
+    raised: str = ""
 
 
 def classify(frames: Sequence[Frame], calls: Mapping[tuple[str, int], str] = NO_CALLS) -> Activity:
@@ -159,5 +166,29 @@ def telling_thread(threads: Sequence[Thread]) -> Thread | None:
     return main
 
 
-__all__ = ["MAY_WAIT", "NO_CALLS", "WAITS", "WORKS", "Activity"]
-__all__ += ["classify", "is_library", "telling_thread", "user_frames"]
+def ending(threads: Sequence[Thread]) -> Activity | None:
+    """Return the activity of a process whose script is over; None: it is not, or that is unknown.
+
+    Then ftslurm records the exception that ended it, or the main thread has left the script: for `threading._shutdown`,
+    where `place` is in a thread that it waits for, for what runs at exit, or for code without frames of Python.
+    """
+    main = next((thread for thread in threads if thread.main), None)
+    if main is None or main.cut:
+        return None
+    if any(frame.file.endswith(_RECORDER) and frame.function == "exception" for frame in main.frames):
+        return Activity(ENDS, "", None, raised="an exception")
+    if main.begun or (main.frames and not _is_called_at_exit(main.frames[0])):
+        return None
+    waits = bool(main.frames) and main.frames[0].function == "_shutdown"
+    places = [classify(thread.frames).place for thread in threads if not thread.main] if waits else []
+    return Activity(ENDS, "", next((one for one in places if one is not None and not is_library(one.file)), None))
+
+
+def _is_called_at_exit(outermost: Frame) -> bool:
+    """Whether Python's own end has called it: a script has the frame of a module, a thread that of its start."""
+    function = outermost.function
+    return is_library(outermost.file) and function != "<module>" and not function.startswith("_bootstrap")
+
+
+__all__ = ["ENDS", "MAY_WAIT", "NO_CALLS", "WAITS", "WORKS", "Activity"]
+__all__ += ["classify", "ending", "is_library", "telling_thread", "user_frames"]

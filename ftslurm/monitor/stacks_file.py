@@ -29,6 +29,11 @@ import re
 
 from ftslurm.dataclasses import dataclass
 
+# Imported as typing.TYPE_CHECKING, without typing: the agent collects stacks, and never parses them.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ftslurm.monitor.faulthandler_text import Frame
+
 LIMIT = 1024 * 1024
 """Bytes that `encode` keeps to and `parse` reads."""
 
@@ -68,6 +73,8 @@ class RankStacks:
         stop: why the job was stopped from outside, if that was the occasion.
         still: seconds without a movement until then, and the longest such time before; None: unknown.
         step: the last training step that it had reported by then.
+        raised: the exception that ended its script, by its error record: its type, and the place in the script. Not in
+            the file.
     """
 
     rank: int
@@ -78,6 +85,7 @@ class RankStacks:
     stop: str | None = None
     still: tuple[float, float] | None = None
     step: int | None = None
+    raised: tuple[str, Frame | None] | None = None
 
 
 def encode(

@@ -14,6 +14,7 @@ from ftslurm.text import duration_s
 
 FACTOR = 5.0  # a learned time-out is so many times the longest interval that was completed
 FLOOR_S = 600.0  # and never shorter than this: the first evaluation or checkpoint may come in any later round
+AUTOMATIC_FLOOR_S = 1800.0  # of steps of an optimizer: after its last one a script may evaluate and save for long
 SECTION_FLOOR_S = 60.0  # but a section's name states what it does, so that the next one takes about as long
 CUT_FACTOR = 2.0  # an interval that a time-out cut short may have been healthy: twice as long the next time ...
 CUT_LIMIT_S = 7200.0  # ... but a rank that really hangs each time must not be waited for all night
@@ -67,11 +68,13 @@ class Longest:
         completed: those intervals, the warm-up's not among them.
         cut: the time-outs that expired, whose intervals were not completed.
         silent: how many of the ranks never sent a heartbeat.
+        automatic: of how many of them the heartbeats are steps of the optimizer (`optimizer_steps`).
     """
 
     completed: Spans = Spans()
     cut: Spans = Spans()
     silent: int = 0
+    automatic: int = 0
 
     @staticmethod
     def from_json(value: object, where: str) -> Longest:
@@ -94,11 +97,12 @@ class Learned:
 
 def merge(parts: Iterable[Longest]) -> Longest:
     """Return the longest intervals over all of `parts` (ranks of a node, nodes of a round)."""
-    completed, cut, silent = Spans(), Spans(), 0
+    completed, cut, silent, automatic = Spans(), Spans(), 0, 0
     for part in parts:
         completed, cut = _each(_max, completed, part.completed), _each(_max, cut, part.cut)
         silent += part.silent
-    return Longest(completed, cut, silent)
+        automatic += part.automatic
+    return Longest(completed, cut, silent, automatic)
 
 
 def widest(one: Spans, other: Spans) -> Spans:
@@ -114,11 +118,16 @@ def learn(previous: Learned | None, longest: Longest) -> Learned:
     doubles, up to `CUT_LIMIT_S`: if the rank was healthy, the longer interval is completed the next time, and learned.
 
     The time to the first heartbeat is learned only from rounds in which every rank sent one: else a rank that never
-    does (often only rank 0 calls a hook) would be ended for it in the next round.
+    does (often only rank 0 calls a hook) would be ended for it in the next round. Steps of an optimizer teach nothing
+    about it: a start that also loads a checkpoint may take far longer than one from nothing. Between them the learned
+    time is at least `AUTOMATIC_FLOOR_S`: what follows after the last step was in no round before.
     """
     before = previous.timeouts if previous else Spans()
     fresh = _each(_max, _map(_allow, longest.completed), _map(_allow_cut, longest.cut))
-    if longest.silent:
+    if longest.automatic and fresh.heartbeat_s is not None:
+        heartbeat_s = max(AUTOMATIC_FLOOR_S, fresh.heartbeat_s)
+        fresh = Spans(fresh.initial_s, heartbeat_s, fresh.sections, fresh.out_of_section_s)
+    if longest.silent or longest.automatic:
         fresh = Spans(
             _one(_allow_cut, longest.cut.initial_s, FLOOR_S), fresh.heartbeat_s, fresh.sections, fresh.out_of_section_s
         )
@@ -247,7 +256,7 @@ def read_longest(value: object, where: str = "longest intervals") -> Longest:
     """Read the JSON object of a `Longest`; `ValueError` as `read_timeouts`."""
     content = _object(value, where)
     completed, cut = (read_spans(content.get(name, {}), f"{where}: {name}") for name in ("completed", "cut"))
-    return Longest(completed, cut, _count(content, "silent", where))
+    return Longest(completed, cut, _count(content, "silent", where), _count(content, "automatic", where))
 
 
 def learned_json(learned: Learned) -> dict[str, object]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.monitor.faulthandler_text import Frame, Reader
+from ftslurm.monitor.faulthandler_text import Frame, Reader, Thread
 from ftslurm.monitor.stack_classifier import (
+    ENDS,
     MAY_WAIT,
     NO_CALLS,
     WAITS,
     WORKS,
     Activity,
     classify,
+    ending,
     telling_thread,
     user_frames,
 )
@@ -25,7 +27,7 @@ from ftslurm.monitor.stacks_file import RankStacks, Stacks
 from ftslurm.text import ranges
 
 ODD, ELSEWHERE, MISMATCH, NO_ANSWER, NONE = "odd", "elsewhere", "mismatch", "no-answer", "none"
-OVERDUE = "overdue"
+OVERDUE, COLLECTIVES = "overdue", "collectives"
 FINISHED = "had finished"
 SUSPECTS_NAMED = 3
 _SILENT = "no-stacks"
@@ -42,7 +44,9 @@ class Group:
         frames: the stack of the first of them, outermost first; those of the others may differ inside of libraries.
         problem: why there are no stacks, or what else keeps these ranks; None if nothing does.
         stacks: all different stacks of the group, with their ranks.
+        homes: each rank and its node.
         parts_at: the frame at which its path through the script parts from that of ranks which end at the same place.
+        main_at: where the main thread waits for the thread whose stack this is; None: it is the main thread's.
     """
 
     ranks: tuple[int, ...]
@@ -52,6 +56,8 @@ class Group:
     problem: str | None
     stacks: tuple[tuple[tuple[int, ...], tuple[Frame, ...]], ...] = ()
     parts_at: Frame | None = None
+    homes: tuple[tuple[int, str], ...] = ()
+    main_at: Frame | None = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ class Triage:
     Attributes:
         verdict: `NO_ANSWER` (the suspects cannot run: stopped, in D state, gone, finished), `ODD` (others wait in a
             collective, they do not), `MISMATCH` (they wait in another collective than most), `ELSEWHERE` (they are
-            elsewhere than most), `OVERDUE` (places prove nothing, but the time-out was theirs), or `NONE` (no rank
-            stands out).
+            elsewhere than most), `OVERDUE` (places prove nothing, but the time-out was theirs), `COLLECTIVES` (the
+            records of their collectives name them, or show that none is to be named), or `NONE` (no rank stands out).
         suspects: the groups meant by it, the smallest first.
         groups: all groups, the largest first.
         expired: ranks whose own time-out it was.
@@ -104,6 +110,29 @@ def triage(found: Iterable[RankStacks], calls: Mapping[tuple[str, int], str] = N
     return Triage(verdict, suspects, groups, expired, _summary(verdict, suspects, groups, expired))
 
 
+def with_suspects(found: Triage, ranks: Sequence[int], verdict: str, summary: str) -> Triage:
+    """Return a verdict that names other ranks, in groups of their own; empty: none.
+
+    Args:
+        found: the verdict by the stacks.
+        ranks: the suspects.
+        verdict, summary: see `Triage`.
+    """
+    named = frozenset(ranks)
+    groups: list[Group] = []
+    suspects: list[Group] = []
+    for group in found.groups:
+        nodes = dict(group.homes)
+        for those, into in ((named.intersection(group.ranks), suspects), (set(group.ranks) - named, groups)):
+            if those:
+                own = tuple(sorted(those))
+                places = tuple(dict.fromkeys(nodes[rank] for rank in own if rank in nodes)) or group.nodes
+                into.append(replace(group, ranks=own, nodes=places, stacks=_stacks_of(group, own)))
+    suspects.sort(key=lambda group: (len(group.ranks), group.ranks))
+    ordered = sorted([*groups, *suspects], key=lambda group: (-len(group.ranks), group.ranks))
+    return Triage(verdict, tuple(suspects), tuple(ordered), found.expired, summary)
+
+
 def finished(rank: int, local_rank: int, node: str, step: int | None) -> RankStacks:
     """Return what stands for the stacks of a rank that had ended with success when those of others were collected."""
     at = "" if step is None else f" at step {step}"
@@ -118,16 +147,27 @@ def tree(groups: Iterable[Group]) -> tuple[Branch, ...]:
 def describe(group: Group) -> str:
     """Return where a group is: ``in DataLoader at data.py:40``, ``stopped (SIGSTOP)``."""
     at = ""
-    if group.activity is not None and group.activity.place is not None:
+    if group.activity is not None and group.activity.kind == ENDS:
+        at = _describe_end(group.activity)
+    elif group.activity is not None and group.activity.place is not None:
         activity, place = group.activity.activity, group.activity.place
         name = place.file.rpartition("/")[2]
         inside = "" if activity in ("", "<module>") else f"in {activity} "
         at = f"{inside}at {name}:{place.line}"
         parted = group.parts_at
         at += f" (from {parted.file.rpartition('/')[2]}:{parted.line})" if parted is not None else ""
+        main = group.main_at
+        at += f" in a thread (the main one waits at {main.file.rpartition('/')[2]}:{main.line})" if main else ""
     elif group.activity is not None:
         at = "in no Python code"
     return ", ".join(part for part in (group.problem or "", at) if part)
+
+
+def _describe_end(activity: Activity) -> str:
+    at = f" at {activity.place.file.rpartition('/')[2]}:{activity.place.line}" if activity.place is not None else ""
+    if activity.raised:
+        return f"ending after {activity.raised}{at}"
+    return f"at the end of Python (the script had ended){f', which waits for a thread{at}' if at else ''}"
 
 
 def name_group(group: Group) -> str:
@@ -149,22 +189,29 @@ def _groups(everything: Sequence[RankStacks], calls: Mapping[tuple[str, int], st
     judged: dict[tuple[Frame, ...], tuple[Activity, tuple[Frame, ...]]] = {}
     members: dict[tuple[object, ...], list[RankStacks]] = {}
     stacks: dict[tuple[object, ...], dict[tuple[Frame, ...], list[int]]] = {}
+    main_at: dict[tuple[object, ...], Frame | None] = {}
     for each in everything:
         frames: tuple[Frame, ...] = ()
         does: Activity | None = None
         path: tuple[Frame, ...] = ()
+        others: list[Thread] = []
         threads = reader.threads(each.stacks.text) if each.stacks.text else ()
         if threads:
             thread = telling_thread(threads)
             frames = thread.frames if thread is not None else ()
+            others = [one for one in threads if one.main and one is not thread]
             if frames not in judged:
                 judged[frames] = classify(frames, calls), user_frames(frames)
             does, path = judged[frames]
         problem = each.stacks.problem
+        over = ending(threads)
+        if over is not None or (each.raised is not None and not threads):
+            does, frames, path, others = _with_error(over, each), () if over is None or over.raised else frames, (), []
         if does is not None and problem is not None and not _held(problem):
             problem = None  # Stacks that are not complete are stacks all the same.
         key = (does, problem, path)
         members.setdefault(key, []).append(each)
+        main_at.setdefault(key, classify(others[0].frames).place if threads and others else None)
         stacks.setdefault(key, {}).setdefault(frames, []).append(each.rank)
     groups = [
         Group(
@@ -174,6 +221,8 @@ def _groups(everything: Sequence[RankStacks], calls: Mapping[tuple[str, int], st
             next(iter(stacks[key])),
             key[1] if isinstance(key[1], str) else None,
             tuple((tuple(ranks), frames) for frames, ranks in stacks[key].items()),
+            homes=tuple((each.rank, each.node) for each in group),
+            main_at=main_at[key],
         )
         for key, group in members.items()
     ]
@@ -202,13 +251,32 @@ def _held(problem: str) -> bool:
     return problem.startswith(("stopped", "in uninterruptible sleep", "had ended", "ended while", FINISHED))
 
 
+def is_held(group: Group) -> bool:
+    """Whether its ranks could not run when the stacks were collected: stopped, or in their node's kernel."""
+    return group.problem is not None and group.problem.startswith(("stopped", "in uninterruptible sleep"))
+
+
+def _with_error(over: Activity | None, rank: RankStacks) -> Activity | None:
+    """Return the activity of a rank whose script is over, with the exception that ended it."""
+    if rank.raised is None:
+        return over
+    kind, place = rank.raised
+    return Activity(ENDS, "", place, raised=kind)
+
+
+def is_ending(group: Group) -> bool:
+    """Whether its ranks' scripts were over, by themselves or by an exception, and their processes were not."""
+    return group.activity is not None and group.activity.kind == ENDS
+
+
 def has_finished(group: Group) -> bool:
     """Whether its ranks had ended with success."""
     return group.problem is not None and group.problem.startswith(FINISHED)
 
 
 def _suspects(groups: Sequence[Group]) -> tuple[str, tuple[Group, ...]]:
-    done = tuple(sorted((g for g in groups if has_finished(g)), key=lambda group: (len(group.ranks), group.ranks)))
+    over = (group for group in groups if has_finished(group) or is_ending(group))
+    done = tuple(sorted(over, key=lambda group: (len(group.ranks), group.ranks)))
     groups = [group for group in groups if group not in done]
     verdict, suspects = _suspects_of_those_left(groups)
     # Ranks that wait for others and not for each other: the one that has finished will never arrive.
@@ -271,7 +339,8 @@ def _part_the_late(
 
 
 def _stacks_of(group: Group, ranks: Sequence[int]) -> tuple[tuple[tuple[int, ...], tuple[Frame, ...]], ...]:
-    left = ((tuple(rank for rank in those if rank in ranks), frames) for those, frames in group.stacks)
+    kept = frozenset(ranks)
+    left = ((tuple(rank for rank in those if rank in kept), frames) for those, frames in group.stacks)
     return tuple((those, frames) for those, frames in left if those)
 
 
@@ -321,5 +390,16 @@ def _branch(parts: list[tuple[tuple[int, ...], tuple[Frame, ...]]], depth: int) 
     return Branch(ranks, first[depth:end], _branches(parts, end))
 
 
-__all__ = ["ELSEWHERE", "MISMATCH", "NONE", "NO_ANSWER", "ODD", "OVERDUE", "Branch", "Group", "Triage"]
-__all__ += ["count", "describe", "finished", "has_finished", "name_group", "tree", "triage"]
+__all__ = ["COLLECTIVES", "ELSEWHERE", "MISMATCH", "NONE", "NO_ANSWER", "ODD", "OVERDUE", "Branch", "Group", "Triage"]
+__all__ += [
+    "count",
+    "describe",
+    "finished",
+    "has_finished",
+    "is_ending",
+    "is_held",
+    "name_group",
+    "tree",
+    "triage",
+    "with_suspects",
+]

@@ -255,7 +255,7 @@ class Watchdog:
             if again_s is not None:
                 self._deadlines.set(local_rank, again_s)
             return []
-        what = expiries.describe(expired, now_s)
+        what = expiries.describe(expired, now_s, automatic=page is not None and page.automatic)
         sig = int(signal.SIGTERM)
         expiry = Expiry(local_rank, what, expired.kind, expired.name, expired.since_s, expired.allowed_s, sig)
         return [(expired.deadline_s, expiry)]

@@ -105,7 +105,9 @@ class Link:
 
         _await_listener(self.terms.host, self.terms.port, time.monotonic() + limit_s)
         limit = timedelta(seconds=limit_s)
-        return dist.TCPStore(self.terms.host, self.terms.port, None, False, limit, wait_for_workers=False)
+        return dist.TCPStore(
+            self.terms.host, self.terms.port, None, False, limit, wait_for_workers=False, use_libuv=_libuv()
+        )
 
     def gather(self, generation: int, until_s: float) -> Any:
         """Wait for all ranks to come to a new group; return a connection to the store.
@@ -246,6 +248,11 @@ def agree(period_s: float, timeout_s: float) -> tuple[Link, Any]:
     return link, group
 
 
+def _libuv() -> bool:
+    """As torch's launcher: a torch may be built without libuv."""
+    return os.environ.get("USE_LIBUV", "1") == "1"
+
+
 def _offer(period_s: float, timeout_s: float) -> tuple[Any, dict[str, Any]]:
     import torch.distributed as dist
 
@@ -253,7 +260,7 @@ def _offer(period_s: float, timeout_s: float) -> tuple[Any, dict[str, Any]]:
     host = os.environ.get("MASTER_ADDR") or socket.gethostname()
     try:
         limit = timedelta(seconds=CONNECT_S)
-        server = dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)
+        server = dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False, use_libuv=_libuv())
     except Exception as problem:
         return None, {"problem": str(problem)[:300]}
     token = 1 + int.from_bytes(os.urandom(4), "big")  # never 0: that is an empty slot

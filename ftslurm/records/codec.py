@@ -124,8 +124,12 @@ def decode(data: bytes, where: str, schema: str, version: int) -> dict[str, Any]
     return check_schema(value, where, schema, version)
 
 
-def parse_json(data: bytes) -> object:
+def parse_json(data: bytes, hook: Callable[[dict[str, Any]], object] | None = None) -> object:
     """Return the value of a file's JSON text; the one wording for all readers.
+
+    Args:
+        data: the text.
+        hook: is called with each object of it, and returns what takes its place.
 
     Raises:
         Mismatch: it is empty, torn or no JSON; the text is the reason.
@@ -133,7 +137,7 @@ def parse_json(data: bytes) -> object:
     if not data.strip(b" \t\r\n\0"):
         raise Mismatch("empty")
     try:
-        value: object = json.loads(data.decode("utf-8"))
+        value: object = json.loads(data.decode("utf-8"), object_hook=hook)
     except UnicodeDecodeError as error:
         raise Mismatch(f"not text (byte {error.start} is not UTF-8)") from None
     except RecursionError:

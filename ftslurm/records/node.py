@@ -6,7 +6,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.timeouts import Longest
 from ftslurm.records.codec import read_record, write_record
 from ftslurm.records.health import Health
-from ftslurm.records.state import READY, STATUSES, ClockOffset, Failure, Hang
+from ftslurm.records.state import DEFAULT_ROLE, READY, STATUSES, ClockOffset, Failure, Hang
 from ftslurm.records.stop import JobEnd, StopRequest, StopVote
 
 
@@ -17,11 +17,16 @@ class RankVitals:
     Attributes:
         step: the last training step that it reported; None before the first.
         intervals: pairs of a bucket (`monitor.heartbeat_page`) and its number of step intervals, without empty buckets.
+        optimizer_step: where the script reports no steps, the last one of its optimizer, by the optimizer's own count
+            if it keeps one, else since this start. Not the script's step: it decides nothing.
     """
 
     rank: int
     step: int | None
     intervals: tuple[tuple[int, int], ...]
+    optimizer_step: int | None = None
+
+    SPARSE = True
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class NodeRecord:
         stop_request: why its agent asks for an orderly stop of the run; None: it does not.
         stop_vote: its answer to the newest proposal of a step to stop at; None: none was made.
         job_end: when Slurm ends the job, as this agent last learned; None: unknown.
+        role: of its workers (`--role`).
         excluded: why it was excluded, by users or in an earlier run: it takes part only if others do not suffice.
     """
 
@@ -120,6 +126,7 @@ class NodeRecord:
     stop_request: StopRequest | None = None
     stop_vote: StopVote | None = None
     job_end: JobEnd | None = None
+    role: str = DEFAULT_ROLE
 
     SCHEMA, VERSION = "ftslurm/node", 1
     CHOICES = (("status", STATUSES),)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """First and last training step that a worker reported in a round, their times, and how many steps it reported."""
+    """First and last training step of a worker in a round, their times, and how many steps were reported or made."""
 
     first_step: int
     first_ns: int | None
@@ -52,6 +52,9 @@ class WorkerRecord:
         signal: name of the signal that ended it.
         stopped_by_ftslurm: its agent stopped it, by `stop_signal` (its last).
         failed: it failed by itself.
+        progress: the steps that its script reported.
+        optimizer_steps: where that reports none, those of its optimizer, by the optimizer's own count if it keeps one,
+            else since the worker's start: the numbers of two rounds may mean the same steps or not.
         pace: pairs of a bucket (`ftslurm.monitor.heartbeat_page`) and its number of step intervals.
         error: the summary of its error record; None: there is none, if the round is over.
     """
@@ -70,6 +73,7 @@ class WorkerRecord:
     failed: bool = False
     pace: tuple[tuple[int, int], ...] = ()
     error: RecordSummary | None = None
+    optimizer_steps: Progress | None = None
 
     # Of 16,384 ranks hardly one has dumped core.
     SPARSE = True

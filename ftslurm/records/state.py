@@ -9,6 +9,7 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.timeouts import Learned
 from ftslurm.records.cause import CAUSES, UNKNOWN
 from ftslurm.records.codec import read_record, write_record
+from ftslurm.records.stacks import StacksFile
 from ftslurm.records.stop import JobEnd, Stop
 
 TYPE_CHECKING = False
@@ -101,6 +102,10 @@ class Hang:
         return Failure(*where, HANG, None, None, self.what, self.step, blame=PERHAPS, since_ns=self.since_ns)
 
 
+DEFAULT_ROLE = "default"
+"""The workers' ROLE_NAME without `--role`, as in torchrun."""
+
+
 @dataclass(frozen=True)
 class Lease:
     """The coordinator, which alone may write the state; `term` counts the changes of the lease."""
@@ -112,13 +117,16 @@ class Lease:
 
 @dataclass(frozen=True)
 class Participant:
-    """A node of the current round and its ranks: `first_rank` to `first_rank + slots - 1`."""
+    """A node of the current round and its ranks: `first_rank` to `first_rank + slots - 1`; `role` is its workers'."""
 
     node: str
     incarnation: str
     slots: int
     first_rank: int
     group_rank: int
+    role: str = DEFAULT_ROLE
+
+    SPARSE = True
 
 
 @dataclass(frozen=True)
@@ -221,6 +229,7 @@ class State:
         reached_before: the same, when the attempt began.
         loaded: the checkpoint from which the newest rounds were started, if they failed without a step gained.
         avoid: the checkpoints that are called bad, see `ftslurm.rendezvous.checkpoints`.
+        stacks_request: a user's newest request for the stacks of a round's ranks; None: there was none.
         polled: the newest attempt in which a rank has called `should_stop`: the script takes notice of a stop, also
             before the ranks of a further round have called it. None: none has, or ranks of a later attempt have taken
             steps without.
@@ -253,6 +262,7 @@ class State:
     loaded: Loaded | None = None
     avoid: tuple[str, ...] = ()
     polled: str | None = None
+    stacks_request: StacksFile | None = None
 
     SCHEMA, VERSION = "ftslurm/state", 1
     CHOICES = (("phase", PHASES),)

@@ -8,6 +8,7 @@ rounds get the bad ones as `FTSLURM_AVOID_CHECKPOINT`.
 from __future__ import annotations
 
 from ftslurm.dataclasses import replace
+from ftslurm.records.node import Vitals
 from ftslurm.records.state import FAILED, Loaded, State
 from ftslurm.rendezvous.observation import Observation, record_of
 from ftslurm.text import one_line
@@ -28,7 +29,7 @@ def judge_checkpoint(state: State, observation: Observation) -> State:
     records = [record_of(participant, observation) for participant in state.participants]
     vitals = [one.vitals for one in records if one is not None and one.vitals and one.vitals.round == state.round]
     path = next((one.loading for one in vitals if one.loading is not None), None)
-    if any(one.stepped for one in vitals):
+    if any(one.stepped or _has_trained(one) for one in vitals):
         return replace(state, loaded=None, avoid=tuple(bad for bad in state.avoid if bad != path))
     if path is None or last.outcome != FAILED:
         return state
@@ -36,6 +37,11 @@ def judge_checkpoint(state: State, observation: Observation) -> State:
     loaded = Loaded(path, before + 1)
     bad = loaded.starts >= STARTS and path not in state.avoid
     return replace(state, loaded=loaded, avoid=(*state.avoid, path)[-KEPT:] if bad else state.avoid)
+
+
+def _has_trained(vitals: Vitals) -> bool:
+    """Whether an optimizer made a step and then a further one, where the script reports none."""
+    return any(rank.optimizer_step is not None and rank.intervals for rank in vitals.ranks)
 
 
 def may_avoid_checkpoint(state: State) -> bool:

@@ -118,6 +118,7 @@ def fold(state: State, observation: Observation, timing: Timing) -> State:
     if state.phase == CLOSED:
         return state
     observation = excuse_shared_findings(state, observation, timing)
+    state = _with_stacks_request(state, observation)
     state = fold_stop(state, observation, timing)
     if state.phase == RUNNING and all_succeeded(state, observation):
         return close_orderly(state, observation) if is_orderly(state, observation) else succeed(state, observation)
@@ -137,6 +138,14 @@ def fold(state: State, observation: Observation, timing: Timing) -> State:
     return state
 
 
+def _with_stacks_request(state: State, observation: Observation) -> State:
+    """Return `state` with a user's request for the stacks of the round that runs: all its agents then answer."""
+    file = observation.stacks_file
+    if file is None or state.phase != RUNNING or (file.attempt, file.round) != (state.attempt, state.round):
+        return state
+    return state if file == state.stacks_request else replace(state, stacks_request=file)
+
+
 def _all_stop_requested(state: State, observation: Observation, timing: Timing) -> bool:
     """Return whether all live agents have received a stop signal (scancel, preemption, time limit, Ctrl-C)."""
     records = alive_nodes(state, observation, timing)
@@ -150,8 +159,8 @@ def _stop(state: State, observation: Observation, timing: Timing, stop_requested
     late = next((vote for vote in votes if vote.late), None)
     if (stop := state.stop) is not None and late is not None:
         reason = f"{reason}; {late.late}"
-        # A second Ctrl-C does not wait for the save.
-        over = stop.grace_s is not None and observation.now_ns - stop.requested_ns >= stop.grace_s * 1e9
+        # A second Ctrl-C does not wait for the save. The grace is measured by other clocks, too: its last tenth counts.
+        over = stop.grace_s is not None and observation.now_ns - stop.requested_ns >= stop.grace_s * 0.9e9
         state = replace(state, stop=replace(stop, result=late.late, save_cut=late.saving and over))
     last = state.past(state.round)
     if state.phase == RUNNING or (last is not None and _ended_by_stop(state, observation, timing, last)):

@@ -91,7 +91,7 @@ def _may_return(state: State, record: NodeRecord, observation: Observation, timi
     """
     if record.attempt == state.attempt and record.status == LEFT and record.to_be_replaced:
         return True
-    silent = observation.silent_s.get(record.node, 0.0) >= timing.node_timeout_s
+    silent = observation.is_lost(record.node, timing)
     return record.attempt == state.attempt and silent and record.status != LEFT and record.reason is None
 
 
@@ -149,7 +149,8 @@ def _form(state: State, ready: Sequence[NodeRecord], observation: Observation, s
     participants: list[Participant] = []
     first_rank = 0
     for group_rank, record in enumerate(chosen):
-        participants.append(Participant(record.node, record.incarnation, record.slots, first_rank, group_rank))
+        place = (first_rank, group_rank, record.role)
+        participants.append(Participant(record.node, record.incarnation, record.slots, *place))
         first_rank += record.slots
     number = state.round + 1
     entry = RoundHistory(

@@ -39,6 +39,13 @@ class Liveness:
             return 0.0
         return now - last.since
 
+    def heard(self, node: str, incarnation: str, at: float) -> None:
+        """Note that this agent was alive at `at` (seconds of `ObservedTime`), as it has proven otherwise."""
+        last = self._last_changes.get(node)
+        if last is not None and last.incarnation == incarnation:
+            last.since = max(last.since, at)
+            self.unproven.discard(node)
+
     def restart(self, node: str, now: float) -> None:
         """Note activity of the node other than its counter, which restarts its silence at 0."""
         if node in self._last_changes:

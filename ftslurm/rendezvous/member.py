@@ -15,6 +15,7 @@ from ftslurm.records.node import NodeRecord, Vitals
 from ftslurm.records.state import CLOSED, FORMING, LEFT, RUNNING, Failure, State
 from ftslurm.rendezvous.abandonment import Abandonment, RunInUse, requeued_since
 from ftslurm.rendezvous.closing import finish
+from ftslurm.rendezvous.contacts import Contacts
 from ftslurm.rendezvous.exclusion import last_resort_line
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
 from ftslurm.rendezvous.observation import RunSpec, Timing
@@ -29,6 +30,8 @@ from ftslurm.sharedfs.publish import create_temporary, publish, random_nonce, re
 from ftslurm.sharedfs.rundir import RunDirectory
 
 CLOSE_TRIES = 20
+SPREAD = 0.618
+"""Multiples of the golden ratio, modulo 1, are evenly spread for any number of nodes."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Member:
         now_ns: wall clock, nanoseconds since the epoch.
         wake_agents: wakes these agents; best effort.
         clock: measures this node's clock offset by the publications of its record; None: not measured.
+        contacts: exchanges signs of life with other agents by datagrams; None: without datagrams.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Member:
         nonce: Callable[[], str] = random_nonce,
         wake_agents: Callable[[Iterable[NodeRecord]], None] = lambda records: None,
         clock: ServerClock | None = None,
+        contacts: Contacts | None = None,
     ) -> None:
         self._fs = fs
         self._run = run
@@ -98,11 +103,13 @@ class Member:
         self._clock = clock
         self._cell = FencedCell(fs, run.state, nonce)
         self._notes: list[str] = []
-        self._observer = Observer(fs, run, run_spec.expected, timing, pace.follow_s, pace.heartbeat_s, now, self._notes)
+        self._contacts = contacts
+        self._observer = Observer(fs, run, run_spec.expected, timing, pace, now, self._notes, contacts)
         self._state: State | None = None
         self._token = 0
         self._coordinator_at_start: str | None = None
         self._published_at = float("-inf")
+        self._looked_at = self._followed_at = float("-inf")
         self._wrote = False
         self._dirty = True
         self._waiting_lines = WaitingLines()
@@ -125,7 +132,7 @@ class Member:
         """Change this node's vitals; the next heartbeat, or tick, publishes them, without waking other agents."""
         self._record = replace(self._record, vitals=vitals)
         if at_once:
-            self._published_at = float("-inf")
+            self._published_at = self._looked_at = float("-inf")
 
     def wake(self) -> None:
         """Tick fast and bypass all caches for a second, within the limit of `WakeBudget`."""
@@ -148,14 +155,20 @@ class Member:
         """
         if self._final_error is not None:
             raise self._final_error
-        self._observer.begin_observation()
         self._wrote = False
-        try:
-            self._tick()
-        except (OSError, BadFile):
-            self._observer.observation_failed()
-            raise
-        self._observer.observation_succeeded(self._wrote)
+        if self._contacts is not None:
+            self._contacts.collect()
+        if self._must_look():
+            self._observer.begin_observation()
+            try:
+                self._tick()
+            except (OSError, BadFile):
+                self._observer.observation_failed()
+                raise
+            self._observer.observation_succeeded(self._wrote)
+            self._looked_at = self._now()
+        # Only now: an agent whose accesses fail does not vouch for itself.
+        self._exchange_signs()
         return self.view()
 
     def _tick(self) -> None:
@@ -199,9 +212,56 @@ class Member:
 
     def next_tick_s(self) -> float:
         """Return the time until the next tick, in seconds, if no event arrives before."""
+        interval_s = self._look_s()
+        return interval_s if self._contacts is None else min(interval_s, self._contacts.interval_s)
+
+    def _look_s(self) -> float:
+        """Return the interval between two looks at the shared directory; between them are ticks that only send signs.
+
+        A quiet agent looks with each sign, which costs a call only where something has changed.
+        """
         if self._in_transition():
             return self._pace.transition_s * self._interval_factor()
+        if self._contacts is not None and (self._is_quiet() or self._suspects_coordinator()):
+            return self._contacts.interval_s
         return self._pace.coordinate_s * self._interval_factor() if self._coordinating() else self._pace.follow_s
+
+    def _must_look(self) -> bool:
+        if self._contacts is None or self._dirty or not self._owning():
+            return True
+        # Not quite the interval, which the clock of the caller may cut short.
+        return self._now() - self._looked_at >= 0.9 * self._look_s()
+
+    def _is_quiet(self) -> bool:
+        """Return whether signs of life make looks at the shared directory unnecessary."""
+        state = self._state
+        if state is None or self._contacts is None or self._in_transition():
+            return False
+        if self._coordinating():
+            return self._observer.is_quiet(state) and not self._observer.watching
+        return state.phase == RUNNING and self._observer.token_heard(state) is not None
+
+    def _suspects_coordinator(self) -> bool:
+        state = self._state
+        if state is None or self._coordinating():
+            return False
+        return self._observer.suspects(self._observer.coordinator_record(state))
+
+    # Signs of life
+
+    def _exchange_signs(self) -> None:
+        state = self._state
+        if self._contacts is None or state is None or not self._owning() or self._record.status == LEFT:
+            return
+        self._contacts.interval_s = self._pace.sign_s(self._nodes())
+        if self._coordinating():
+            records = [one for one in self._observer.records.values() if one.node != self._record.node]
+            records = [one for one in records if one.attempt == self._record.attempt and one.status != LEFT]
+        else:
+            coordinator = self._observer.coordinator_record(state)
+            records = [coordinator] if coordinator is not None else []
+        # A record that no sign has announced is newer than the signs.
+        self._contacts.exchange(records, self._record.counter, self._token, self._wrote)
 
     def _in_transition(self) -> bool:
         """Return whether a round forms or ends, according to this node's copy of the state."""
@@ -216,8 +276,11 @@ class Member:
         return state.participant(self._record.node, self._record.incarnation) is not None
 
     def _interval_factor(self) -> float:
+        return interval_factor(self._nodes())
+
+    def _nodes(self) -> int:
         expected = min(self._run_spec.max_nodes, len(self._run_spec.expected))
-        return interval_factor(max(len(self._observer.records), expected))
+        return max(len(self._observer.records), expected)
 
     def _check_run_spec(self) -> None:
         assert self._state is not None
@@ -233,7 +296,9 @@ class Member:
 
     def _publish_record(self) -> None:
         now = self._now()
-        if not self._dirty and now - self._published_at < self._pace.heartbeat_s:
+        # Who no longer hears this agent looks into its record, which must not be as its last sign has announced it.
+        is_missed = self._contacts is not None and self._contacts.lost_at() > self._published_at
+        if not self._dirty and not is_missed and now - self._published_at < self._publish_s():
             return
         changed = self._dirty
         # Cleared before the write: a change made during it must be published by the next tick.
@@ -256,6 +321,16 @@ class Member:
         if changed and self._state is not None and not self._coordinating():
             coordinator = self._observer.coordinator_record(self._state)
             self._wake_agents([coordinator] if coordinator is not None else [])
+
+    def _publish_s(self) -> float:
+        """Return the longest interval between two publications: a member that its coordinator hears need not hurry.
+
+        The coordinator's record shows to other jobs, commands and the batch host that the run is alive.
+        """
+        if self._coordinating() or not self._is_quiet():
+            return self._pace.heartbeat_s
+        # Spread over time, since all nodes publish at once when a round begins.
+        return self._pace.quiet_s * (0.75 + 0.25 * (self._record.position * SPREAD % 1.0))
 
     def _prove_writable(self) -> None:
         """Write at the heartbeat interval, as the run's owners do: while that fails, their silence proves nothing."""
@@ -283,7 +358,13 @@ class Member:
 
     def _follow(self) -> None:
         now = self._now()
-        thorough = self._in_transition() or now - self._thorough_at >= self._pace.thorough_s
+        quiet = self._owning() and self._is_quiet()
+        if quiet and self._coordinating() and now - self._followed_at < self._pace.follow_s:
+            return
+        self._followed_at = now
+        # The coordinator tells a follower the newest token, so that no cache can hide it.
+        thorough_s = 2 * self._pace.quiet_s if quiet and not self._coordinating() else self._pace.thorough_s
+        thorough = self._in_transition() or now - self._thorough_at >= thorough_s
         if not thorough and self._state is not None and self._owning() and not self._coordinating():
             newest = self._token_of_coordinator(self._state)
             if newest is not None and newest <= self._token:
@@ -360,6 +441,9 @@ class Member:
         write the state only to close it, which the coordinator reads at once. A coordinator that has left or missed two
         heartbeats may have been replaced.
         """
+        heard = self._observer.token_heard(state)
+        if heard is not None:
+            return heard
         record = self._observer.read_coordinator(state)
         if record is None or record.status == LEFT or self._observer.coordinator_silent_s >= 2 * self._pace.heartbeat_s:
             return None
@@ -371,13 +455,17 @@ class Member:
         if state.coordinator.node == self._record.node and state.coordinator.incarnation == self._coordinator_at_start:
             # The coordinator is this node's previous agent, which its guardian has replaced by this one.
             return True
+        if self._observer.token_heard(state) is not None:
+            return False
         # The interval between two reads must be shorter than what counts as a stall, or silence is never measured.
         rest_s = min(self._pace.heartbeat_s, self._timing.node_timeout_s / 4)
         record = self._observer.read_coordinator(state, at_least_every_s=rest_s)
         if record is not None and record.status == LEFT:
             return True
-        patience_s = self._timing.node_timeout_s + self._lease_rank(state) * self._pace.heartbeat_s
-        return self._observer.coordinator_silent_s >= patience_s
+        line_s = self._lease_rank(state) * self._pace.heartbeat_s
+        if self._observer.coordinator_is_dead(state, line_s):
+            return True
+        return self._observer.coordinator_silent_s >= self._timing.node_timeout_s + line_s
 
     def _lease_rank(self, state: State) -> int:
         """Return how many other nodes take the lease before this one does."""
@@ -387,7 +475,8 @@ class Member:
     # Coordinating
 
     def _coordinate(self, state: State) -> None:
-        observation = self._observer.observe(state, self._record, self._now_ns())
+        quiet = not self._in_transition() and self._observer.is_quiet(state)
+        observation = self._observer.observe(state, self._record, self._now_ns(), quiet)
         folded = fold(state, observation, self._timing)
         if self._record.status == LEFT and folded.phase != CLOSED:
             folded = hand_over(folded, observation, self._timing)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, field
 from ftslurm.records.node import NodeRecord
+from ftslurm.records.stacks import StacksFile
 from ftslurm.records.state import READY, Participant, State
 from ftslurm.records.stop import StopRequest
 
@@ -60,6 +61,8 @@ class Observation:
         failing_for_s: time since a failure of the newest round was observed.
         unproven: nodes whose record has not changed since this coordinator first read it: they may be dead.
         stop_file: a user's request to stop, made by ``ftslurm stop``; None: there is none.
+        dead: evidence that a node's agent has ended, as text, where silence confirms that before the node's time-out.
+        stacks_file: a user's request for stacks, made by ``ftslurm stacks``; None: there is none.
     """
 
     records: Mapping[str, NodeRecord]
@@ -72,6 +75,12 @@ class Observation:
     failing_for_s: float = 0.0
     unproven: frozenset[str] = frozenset()
     stop_file: StopRequest | None = None
+    dead: Mapping[str, str] = field(default_factory=dict)
+    stacks_file: StacksFile | None = None
+
+    def is_lost(self, node: str, timing: Timing) -> bool:
+        """Return whether the node's agent is thought dead."""
+        return node in self.dead or self.silent_s.get(node, 0.0) >= timing.node_timeout_s
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def alive_nodes(state: State, observation: Observation, timing: Timing) -> list[
         record
         for node, record in observation.records.items()
         if record.attempt == state.attempt
-        and observation.silent_s.get(node, 0.0) < timing.node_timeout_s
+        and not observation.is_lost(node, timing)
         and not (record.status == "left" and not record.stop_signal)
     ]
 

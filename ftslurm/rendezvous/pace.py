@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from ftslurm.dataclasses import dataclass
 
+QUIET_HEARTBEATS = 10
+"""The intervals of an agent that is heard by datagrams, in heartbeat intervals."""
+
+SIGN_LEAST_S = 0.1
+"""Shortest interval of signs of life, in seconds, unless heartbeats are nearly as frequent."""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -15,6 +21,8 @@ class Pace:
         thorough_s: interval at which that read bypasses the hint and all caches.
         coordinate_s: interval at which the coordinator reads the node records.
         transition_s: interval of every agent while a round forms or ends.
+        quiet_s: longest interval between two writes of the record of an agent that is heard, two reads of it, and two
+            of that agent's thorough reads of the state.
     """
 
     heartbeat_s: float = 3.0
@@ -22,6 +30,11 @@ class Pace:
     thorough_s: float = 10.0
     coordinate_s: float = 0.1
     transition_s: float = 0.02
+    quiet_s: float = 30.0
+
+    def sign_s(self, nodes: int) -> float:
+        """Return the interval of signs of life by datagrams; in a large run longer, up to twice."""
+        return max(min(SIGN_LEAST_S, self.heartbeat_s / 4), self.heartbeat_s / 8) * min(2.0, 1.0 + nodes / 1024)
 
 
 LARGE_RUN_NODES = 64

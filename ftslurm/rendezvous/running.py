@@ -65,9 +65,7 @@ def _sort_participants(state: State, observation: Observation, timing: Timing) -
             found.leaving.append(record)
         elif record and record.status == READY and record.round == state.round:
             found.requesting_next.append(record)
-        elif observation.silent_s.get(participant.node, 0.0) >= timing.node_timeout_s or is_replaced(
-            state, participant, observation
-        ):
+        elif observation.is_lost(participant.node, timing) or is_replaced(state, participant, observation):
             found.lost.append(participant)
     return found
 
@@ -126,7 +124,7 @@ def _after_hang(state: State, hang: Hang, observation: Observation, timing: Timi
     }
     missing = [p for p in state.participants if p.node not in collected]
     silent_s = {p.node: observation.silent_s.get(p.node, 0.0) for p in missing}
-    lost = [p for p in missing if silent_s[p.node] >= timing.node_timeout_s or is_replaced(state, p, observation)]
+    lost = [p for p in missing if observation.is_lost(p.node, timing) or is_replaced(state, p, observation)]
     if lost:
         return _after_loss(state, observation, lost, ())
     quiet_s = min(observation.hanging_for_s, timing.node_timeout_s / 2)
@@ -259,7 +257,9 @@ def _after_loss(
 def _how_lost(state: State, participant: Participant, observation: Observation) -> str:
     node = participant.node
     if not is_replaced(state, participant, observation):
-        return f"{node} was lost: no heartbeat of its agent for {duration(observation.silent_s.get(node, 0.0))}"
+        silence = f"no heartbeat of its agent for {duration(observation.silent_s.get(node, 0.0))}"
+        evidence = observation.dead.get(node)
+        return f"{node} was lost: {silence}" + (f", and {evidence}" if evidence is not None else "")
     predecessor = observation.records[node].predecessor
     if predecessor is not None and predecessor.incarnation == participant.incarnation:
         return f"{node} left: {predecessor.reason}"

@@ -67,7 +67,7 @@ def _waited_for(state: State, observation: Observation, timing: Timing) -> Itera
     for node, record in sorted(records.items(), key=lambda one: (one[1].position, one[0])):
         if record.status == LEFT or record.reason is not None:
             yield node, f"left ({record.reason})" if record.reason else "left"
-        elif observation.silent_s.get(node, 0.0) >= timing.node_timeout_s:
+        elif observation.is_lost(node, timing):
             yield node, "silent"
         elif record.unhealthy is not None:
             yield node, f"unhealthy ({record.unhealthy})"

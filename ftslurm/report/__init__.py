@@ -78,11 +78,13 @@ __all__ = [
 __all__ += ["render_markdown", "render_text", "rendered"]
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name on first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ftslurm.report' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # else a misspelt name would pass as an object
 
-    module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    def __getattr__(name: str) -> object:
+        """Load a public name on first use (PEP 562)."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ftslurm.report' has no attribute {name!r}")
+        from importlib import import_module
+
+        module, attribute = _HOMES[name]
+        return getattr(import_module(module), attribute)

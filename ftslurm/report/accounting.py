@@ -20,7 +20,9 @@ and between two rounds there is
 - *queue*: if the job was requeued, from the round's end to the next round's formation. Then only the next
   round's startup counts as restart.
 
-Productive and lost time of rounds without reported steps is unknown, not zero.
+Productive and lost time of rounds without reported steps is unknown, not zero. Where the script reports none, the times
+of its optimizer's steps count; which of them a later round repeated is known by the count that an optimizer keeps, or
+not at all (`begun_again`): then productive and lost time of that round is unknown, too.
 
 Two nodes' clocks are never compared: each time is relative to the round's start on its own node, and nodes are
 assumed to have started together. The silence of a lost node is measured by the coordinator alone.
@@ -33,7 +35,7 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.report.facts import RoundNode, Snapshot
-from ftslurm.report.verdict import RoundVerdict
+from ftslurm.report.verdict import RoundVerdict, begun_again
 from ftslurm.text import duration, plural
 
 PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "stopping_s", "other_s", "restart_s", "queue_s")
@@ -100,7 +102,7 @@ def sentence(report: Mapping[str, Any]) -> str:
     steps = report["cost"]["steps_repeated"]
     of_work = f" of work ({plural(steps, 'step')})" if steps else " of work"
     labels = {"lost_s": of_work, "detection_s": " detection"}
-    labels |= {"stopping_s": " stopping", "restart_s": " restarting", "queue_s": " in the queue"}
+    labels |= {"stopping_s": " stopping", "restart_s": " restarting", "queue_s": " between attempts"}
     lost = ", ".join(duration(sums[key]) + text for key, text in labels.items() if (sums[key] or 0) >= 0.05)
     if lost:
         lost = f"lost: {lost}" + (f"; {hours(sums)}" if sums["rank_hours_lost"] else "")
@@ -134,7 +136,8 @@ def _moments(snapshot: Snapshot, verdict: RoundVerdict) -> _Round:
     for node in nodes.values():
         if node.started_ns is None:
             continue
-        progress = [w.progress for w in node.workers if w.progress is not None]
+        reported = [w.progress for w in node.workers if w.progress is not None]
+        progress = reported or [w.optimizer_steps for w in node.workers if w.optimizer_steps is not None]
         spans = [
             (each.first_ns, each.last_ns) for each in progress if each.first_ns is not None and each.last_ns is not None
         ]
@@ -203,7 +206,10 @@ def _inside(this: _Round, later: Sequence[_Round], steps_reported: bool) -> _Par
         return parts
     parts.startup = min(this.first, end)
     done = max(parts.startup, min(this.last, end))
-    repeated = int((done - parts.startup) * _repeated(this.verdict, later))
+    share = _repeated(this.verdict, later)
+    if share is None:
+        return parts
+    repeated = int((done - parts.startup) * share)
     parts.productive, parts.lost = done - parts.startup - repeated, repeated
     if this.failed is not None:
         parts.lost += end - done
@@ -214,10 +220,15 @@ def _inside(this: _Round, later: Sequence[_Round], steps_reported: bool) -> _Par
     return parts
 
 
-def _repeated(verdict: RoundVerdict, later: Sequence[_Round]) -> float:
-    """The share of a round's steps that a later round repeated, 0 to 1."""
+def _repeated(verdict: RoundVerdict, later: Sequence[_Round]) -> float | None:
+    """The share of a round's steps that a later round repeated, 0 to 1; None: unknown."""
     first, last = verdict.first_step, verdict.last_step
-    again = min((r.verdict.first_step for r in later if r.verdict.first_step is not None), default=None)
+    found = [begun_again(verdict, r.verdict) for r in later if r.first is not None or r.verdict.first_step is not None]
+    if first is None and verdict.optimizer_steps is not None:
+        first, last = verdict.optimizer_steps
+        if None in found:
+            return None
+    again = min((step for step in found if step is not None), default=None)
     if first is None or last is None or again is None or again >= last:
         return 0.0
     return 1.0 if again <= first else (last - again) / (last - first)

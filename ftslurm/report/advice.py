@@ -25,6 +25,7 @@ _NATIVE_FRAME = re.compile(
     r"(?m)^.{0,80}?(?:#?\[? ?\d{1,3}\]? +0x[0-9a-f]{4,16}:? (?:in )?|\[ ?\d+\] [^\s(]{1,300}\()([A-Za-z_]\w*)"
 )
 _OF_HANDLER = re.compile(r"_{0,2}(?:funlockfile|restore_rt|sigaction|libc_|GI_|killpg|raise|abort)|ucs_|mca_base")
+_RENDEZVOUS = "/torch/distributed/rendezvous.py"
 _CRASHED = ("segfault", "arithmetic-error")
 _OF_SIGNAL = {
     "SIGPIPE": "It wrote to a pipe or a socket whose reader had gone.",
@@ -34,6 +35,8 @@ _OF_SIGNAL = {
 }
 _LARGE = 0.5
 """Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
+_TORCH_SYMBOL = re.compile(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
+_LOCAL_RANK = re.compile(r"unrecognized arguments: .{0,200}--local[-_]rank\b")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
@@ -68,9 +71,31 @@ def advice_on(
         return _import(worker, same, attempt)
     if name == "wrong-usage":
         return _arguments(stderr, attempt)
+    if name == "port-in-use" and worker.rank > 0 and any(_RENDEZVOUS in frame.file for frame in worker.frames):
+        return "Only rank 0 listens for the others: this rank acted as rank 0. See whether the script changes RANK."
+    if name in ("master-unreachable", "library-mismatch"):
+        return _of_torch(worker)
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
     return None
+
+
+def _of_torch(worker: FailedWorker) -> str | None:
+    if worker.cause.name == "library-mismatch":
+        built = _TORCH_SYMBOL.search(worker.what) is not None
+        return "The extension was built for another torch: install or build it again for this one." if built else None
+    if not _by_agent(worker):
+        return None
+    return (
+        "torchrun's agent did not reach the host and port of --rdzv-endpoint: see whether torchrun runs there, and"
+        " name resolution and firewall between the nodes."
+    )
+
+
+def _by_agent(worker: FailedWorker) -> bool:
+    """Return whether torchrun's agent, before any rank, did not reach the others."""
+    name = worker.exception.type if worker.exception is not None else ""
+    return name == "RendezvousConnectionError" or any("/elastic/rendezvous/" in frame.file for frame in worker.frames)
 
 
 def _exit(worker: FailedWorker, tails: Sequence[LogTail], attempt: Attempt | None) -> str | None:
@@ -138,6 +163,11 @@ def _import(worker: FailedWorker, same: Alike | None, attempt: Attempt | None) -
 
 
 def _arguments(stderr: str, attempt: Attempt | None) -> str | None:
+    if _LOCAL_RANK.search(refusal(stderr)) is not None:
+        return (
+            "The launcher adds --local_rank to the arguments: accept it, or use torchrun or ftslurm, whose ranks read"
+            " LOCAL_RANK."
+        )
     if attempt is None:
         return None
     from ftslurm.agent.option_table import OPTIONS

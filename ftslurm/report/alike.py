@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.report.collective_timeouts import BY_WATCHDOG
 from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import signature
@@ -100,7 +101,13 @@ def alike(
         return None
     if world is None:
         # A log of another launcher: of ranks that it does not mention, nothing is known.
-        alone = first.cause.cascade or any(0 <= each.rank not in ranks and not each.cause.cascade for each in others)
+        watched = first.cause.name in BY_WATCHDOG
+        parted = (
+            first.cause.cascade
+            and not watched
+            and (not first.frames or any(_place(each) != _place(first) for each in same))
+        )
+        alone = parted or any(0 <= each.rank not in ranks and not each.cause.cascade for each in others)
         nodes = tuple(dict.fromkeys(each.node for each in same))
         return None if alone or not all(worker.failed for worker in _workers(files)) else _known(same, ranks, nodes)
     on = {worker.rank: node.node for node in files.nodes for worker in node.workers}

@@ -97,6 +97,7 @@ def analyse(
         "started_ns": started,
         "duration_s": None if started is None or last is None else max(0, last - started) / 1e9,
         "last_step": max((this.last_step for this in rounds if this.last_step is not None), default=None),
+        "last_optimizer_step": _last_made(rounds),
         "max_restarts": state.max_restarts if state else None,
         "restarts_used": state.restarts_used if state else None,
         "alive": alive,
@@ -205,6 +206,12 @@ def _focus(cause: FirstFailure | None, rounds: Sequence[RoundVerdict], wanted: i
 def _newest_attempt(rounds: Sequence[RoundVerdict]) -> Attempted:
     name = rounds[-1].attempt if rounds else None
     return name, [(this.number, this.nodes) for this in rounds if this.attempt == name]
+
+
+def _last_made(rounds: Sequence[RoundVerdict]) -> int | None:
+    made = [this.optimizer_steps for this in rounds if this.optimizer_steps is not None]
+    # Not the highest: the count may begin anew with each round.
+    return made[-1][1] if made and all(this.last_step is None for this in rounds) else None
 
 
 def _total(rounds: Sequence[RoundVerdict]) -> Dict:

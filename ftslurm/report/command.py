@@ -185,9 +185,10 @@ def _of_job(options: argparse.Namespace, ask: Callable[[str], JobFacts | None], 
     Raises:
         NotFound: `otherwise`, if no job was requested, Slurm has no such job, or the query is disabled.
     """
-    from ftslurm.sharedfs.locate import is_job_id
+    from ftslurm.sharedfs.locate import slurm_job
 
-    facts = ask(options.run) if options.run and is_job_id(options.run) and not options.offline else None
+    job = slurm_job(options.run) if options.run and not options.offline else None
+    facts = ask(job) if job is not None else None
     if facts is None:
         raise otherwise
     report = _with_output(facts, note) or report_of_job(facts, note)

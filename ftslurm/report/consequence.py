@@ -13,14 +13,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.nccl import late_ranks
-from ftslurm.failures.record_summary import is_library, own_frame
+from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.root_cause import Follower
 from ftslurm.text import clip, cut_middle, ranges
 
-BY_ITSELF = ("stop-reaction", "round-over")
-"""Causes whose exception is by itself the proof of what it follows from: a signal, or a newer round."""
+BY_ITSELF = ("stop-reaction", "round-over", "horovod-end", "cut-in-collective")
+"""Causes whose exception is by itself the proof of what it follows from: a signal, a newer round, a shutdown; and those
+that no further text can explain."""
 FINISHED, ABSENT = "finished", "absent"
 SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
@@ -38,6 +39,9 @@ _ADVICE = {
     " rank leaves its process group early.",
     "nccl": "No failure of another rank was recorded before it: NCCL_DEBUG=WARN shows NCCL's own reason.",
 }
+_IN_LOGS = (
+    "These logs have no earlier failure of another rank: it may have finished early, hung, or its output is elsewhere."
+)
 _PARTED = (
     "All ranks of a group must call the same collectives in the same order: see what led these to different places."
 )
@@ -272,8 +276,10 @@ def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: 
         if found.kind == FINISHED:
             return "Ranks must take part in equally many collectives: see why some had no more work."
         return f"Look at what {found.name} did while the others waited, and whether {it} took another path."
-    if not recorded or worker.cause.name in ("master-unreachable", "late-rank", "peer-lost"):
+    if worker.cause.name in ("master-unreachable", "late-rank", "peer-lost"):
         return None
+    if not recorded:
+        return _IN_LOGS if worker.cause.name in ("peer-reset", "collective-timeout") else None
     if worker.exception is not None and worker.exception.type == "DistStoreError":
         if "clients joined" in worker.exception.message:
             return "Fewer processes joined than the script's world_size: see which did not come, and where to."

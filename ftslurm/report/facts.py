@@ -15,6 +15,7 @@ from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures.causes import ROWS, Cause
 from ftslurm.failures.reason import EXIT, is_bare_exit, judged
 from ftslurm.monitor.stacks_file import RankStacks
+from ftslurm.records.arrivals import ArrivalsRecord
 from ftslurm.records.attempt import Attempt, Run, StepEnd
 from ftslurm.records.attempt import SchedulerView as Scheduler
 from ftslurm.records.codec import BadFile
@@ -61,6 +62,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from typing import TypeGuard
+
+    from ftslurm.collectives.calls import RankCalls
 
 T = TypeVar("T")
 UNNAMED = "?"
@@ -134,6 +137,9 @@ class RankError:
         """Return the facts in the record of a rank."""
         whole, raised = record.exception, judged(record)
         hidden = whole is not None and whole is not raised and whole.type == EXIT and not is_bare_exit(whole)
+        if whole is not None and raised is not None and raised.message:
+            # As "PYTHON: No module named X", of Python itself.
+            hidden = hidden and not whole.message.endswith(raised.message)
         return RankError(
             rank=rank,
             node=record.node,
@@ -200,7 +206,8 @@ class RoundFiles:
     """Contents of ``rounds/<number>/``: node files; error records, output tails and the stacks of a hang by rank.
 
     ``selected``: the ranks whose error records were to be read; of the others, their record summaries are enough.
-    ``calls``: see `ftslurm.report.rank_stacks.calls_of`.
+    ``calls``: see `ftslurm.report.rank_stacks.calls_of`. ``collectives``: what the ranks called, by their records.
+    ``arrivals``: when they arrived at collectives, by the nodes' samples.
     """
 
     number: int
@@ -210,6 +217,8 @@ class RoundFiles:
     stacks: Mapping[int, RankStacks] = field(default_factory=dict)
     selected: frozenset[int] = frozenset()
     calls: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    collectives: Mapping[int, RankCalls] = field(default_factory=dict)
+    arrivals: tuple[ArrivalsRecord, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from ftslurm.failures import proof_lines
 from ftslurm.failures.causes import ROWS, Cause, Evidence, HostResources, describe, find
 from ftslurm.failures.evidence import MEMBER, with_exception
 from ftslurm.failures.nccl import warnings
-from ftslurm.failures.record_summary import SIMILAR, is_library, own_frame
+from ftslurm.failures.own_code import is_library, own_frame
+from ftslurm.failures.record_summary import SIMILAR
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.facts import Failure, LogTail, RankError, RecordSummary, RoundNode, Worker
 from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
@@ -19,6 +20,8 @@ UNJUDGED = ROWS[-1]
 _TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
 _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
+NO_END = "how it ended is not in the log"
+"""The description of an end of which only the output is known."""
 LIVED_ON_NS = 10**9
 STALE_NS = 2_500_000_000
 """Time between the last writes to stderr and stdout after which a rank went on in spite of what stderr ends with."""
@@ -265,6 +268,9 @@ def _went_on(worker: FailedWorker, tails: Sequence[LogTail]) -> bool:
     written = {tail.stream: tail.written_ns for tail in tails if tail.written_ns is not None}
     if "stderr" not in written or worker.time_ns is None:
         return True
+    text = next(tail.text for tail in tails if tail.stream == "stderr")
+    if worker.exit_code == 1 and f"[rank{worker.rank}]: Traceback" in text:
+        return False  # torch's hook prints what nothing catches
     return max(worker.time_ns, written.get("stdout", 0)) - written["stderr"] > LIVED_ON_NS
 
 
@@ -306,8 +312,14 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         cause = inner.cause if inner is not None and usable else plain.cause
         worker = replace(plain, cause=cause, what=what, evidence=source)
         return worker if inner is None else _of_child(worker, inner, f"{said.source}: {why}")
+    if plain.what == NO_END and inner is not None:
+        # Nothing else is known of it.
+        text = said.found.text if not said.certain else inner.what.split("\n", 1)[0]
+        return replace(inner, what=f"{text} (from {said.source})", evidence=source)
     if inner is None or (not said.certain and (inner.cause.vague or inner.cause.cascade)):
-        text = first if said.found.text in first else f"{first}: {said.found.text} (from {said.source})"
+        # The shell's own line says what its exit code means.
+        end = f"exit code {plain.exit_code}" if plain.cause.name.startswith("shell-") else first
+        text = first if said.found.text in first else f"{end}: {said.found.text} (from {said.source})"
         return replace(plain, what=text, frames=plain.frames or said.found.frames, evidence=source)
     text = inner.what.split("\n", 1)[0] if said.certain else said.found.text
     thread = f" in thread {said.found.thread}" if said.found.thread else ""
@@ -316,6 +328,7 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         what=f"{text}{thread} (from {said.source}){_end(plain)}",
         exit_code=plain.exit_code,
         exit_message=plain.exit_message,
+        frames=inner.frames or plain.frames,
         traceback=said.found.lines or plain.traceback,
         evidence=source,
     )

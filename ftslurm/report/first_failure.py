@@ -8,13 +8,15 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.causes import CASCADE, PRIMARY, Cause
+from ftslurm.failures.own_code import is_library
 from ftslurm.failures.reason import is_code
-from ftslurm.failures.record_summary import is_library
 from ftslurm.failures.signature import of_output
 from ftslurm.records.error import Frame
 from ftslurm.report.facts import UNNAMED, Doubt, LogTail
 from ftslurm.report.failed_worker import FailedWorker
 
+MISSING = "missing"
+"""Verdict on a rank that did not come to where the others gave up; then `what` is told as a sentence."""
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
 _HEADER = "Traceback (most recent call last):"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures import plugins
@@ -17,6 +17,7 @@ from ftslurm.failures.causes import ROWS, Cause
 from ftslurm.monitor import stacks_file
 from ftslurm.monitor.stacks_file import LIMIT as STACKS_LIMIT
 from ftslurm.monitor.stacks_file import RankStacks
+from ftslurm.records.arrivals import ArrivalsRecord
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.records.node import misnamed
 from ftslurm.records.state import StateFile
@@ -48,6 +49,9 @@ from ftslurm.sharedfs.bounded_read import (
 )
 from ftslurm.sharedfs.cell import RETIRED, wrong_token
 
+if TYPE_CHECKING:
+    from ftslurm.collectives.calls import RankCalls
+
 SMALL_LIMIT = 64 * KIB
 STATE_LIMIT = 64 * 1024 * KIB
 TAIL_LIMIT = 64 * KIB
@@ -55,11 +59,16 @@ STATE_TRIES = 5
 # Older rounds are reported from the state alone: a run of a thousand rounds must not cause a million reads.
 DETAILED_ROUNDS = 64
 OUTPUTS_IN_ALL = 512
+ARRIVALS_READ = 512
+"""Nodes whose samples of arrivals are read: some 50 KB each."""
 # A record has some KiB; 16,384 records of the maximal size would fill the memory.
 USUAL_RECORD = 16 * KIB
 RECORDS_IN_ALL = 96 * 1024 * KIB
 STACKS_IN_ALL = 256 * 1024 * KIB
+COLLECTIVES_IN_ALL = 512 * 1024 * KIB
+"""Bytes that are read of the records of collectives; what is kept of each is a tenth."""
 DEFECTS_READ = 200
+COLLECTIVES = "collectives.json"
 
 
 def gather(
@@ -99,6 +108,7 @@ class _Reader(RecordReader):
     def __init__(self, directory: Path, owner: int) -> None:
         super().__init__(directory, owner)
         self.stacks_left = STACKS_IN_ALL
+        self.collectives_left = COLLECTIVES_IN_ALL
         self.records_left = RECORDS_IN_ALL
         self.rank: int | None = None
         self.every = False
@@ -117,7 +127,7 @@ class _Reader(RecordReader):
             attempts=attempts,
             state=state,
             nodes=nodes,
-            rounds=tuple(RoundFiles(number, tuple(self.round_nodes(number)), {}) for number in chosen),
+            rounds=tuple(self.round_files(number, number in (numbers[-1], round_number)) for number in chosen),
             skipped_rounds=len(numbers) - len(chosen),
             causes=causes,
             scheduler=tuple(self.scheduler()),
@@ -267,23 +277,63 @@ class _Reader(RecordReader):
                 continue
             yield node
 
+    def round_files(self, number: int, with_arrivals: bool) -> RoundFiles:
+        nodes = tuple(self.round_nodes(number))
+        arrivals = tuple(self.arrivals(number, nodes)) if with_arrivals else ()
+        return RoundFiles(number, nodes, {}, arrivals=arrivals)
+
+    def arrivals(self, number: int, nodes: Sequence[RoundNode]) -> Iterable[ArrivalsRecord]:
+        parent = self.round_folder(number) / "arrivals"
+        known = {f"{node.node}.json" for node in nodes}
+        names = [name for name in self.listing(parent)[0] if name in known]
+        for _, record in self.records(parent, names[:ARRIVALS_READ], ArrivalsRecord):
+            if record.round == number:
+                yield record
+
     def with_stacks(self, snapshot: Snapshot, chosen: int | None) -> Snapshot:
-        """Read the ranks' stacks of the selected rounds."""
+        """Read the ranks' stacks, and the records of their collectives, of the selected rounds."""
         wanted = selection.rounds_with_stacks(snapshot, chosen)
         rounds = (self.round_with_stacks(files) if files.number in wanted else files for files in snapshot.rounds)
         return replace(snapshot, rounds=tuple(rounds))
 
     def round_with_stacks(self, files: RoundFiles) -> RoundFiles:
-        stacks = dict(self.stacks(files.number))
+        ranks = self.ranks(files.number)
+        files = self.with_collectives(files, ranks)
+        stacks = dict(self.stacks(files.number, ranks))
         if not stacks:
             return files
         from ftslurm.report.rank_stacks import calls_of
 
         return replace(files, stacks=stacks, calls=calls_of(stacks.values(), self.owners))
 
-    def stacks(self, number: int) -> Iterable[tuple[int, RankStacks]]:
+    def with_collectives(self, files: RoundFiles, ranks: Sequence[int]) -> RoundFiles:
+        """Read the records of the ranks' collectives; of each only its newest calls stay in memory."""
+        parent = self.round_folder(files.number) / "ranks"
+        world = next((node.world_size for node in files.nodes if node.world_size), None)
+        found: dict[int, RankCalls] = {}
+        for name, data in self.contents(parent, [f"{rank:05d}/{COLLECTIVES}" for rank in ranks]):
+            from ftslurm.collectives.calls import calls_of
+            from ftslurm.records.flight import FlightRecord
+
+            self.collectives_left -= len(data)
+            if self.collectives_left < 0:
+                message = f"more than {COLLECTIVES_IN_ALL} bytes of records of collectives; the rest is not read"
+                self.problem(parent / name, message)
+                break
+            try:
+                record = self.decoded(parent / name, FlightRecord, parse_json(data))
+            except Malformed as error:
+                self.problem(parent / name, str(error))
+                continue
+            if record.rank == int(name[:5]) and record.round == files.number:
+                found[record.rank] = calls_of(record, world)
+            else:
+                self.problem(parent / name, f"belongs to rank {record.rank} of round {record.round}; ignored")
+        return replace(files, collectives=found) if found else files
+
+    def stacks(self, number: int, ranks: Sequence[int]) -> Iterable[tuple[int, RankStacks]]:
         parent = self.round_folder(number) / "ranks"
-        names = [f"{rank:05d}/stacks.txt" for rank in self.ranks(number)]
+        names = [f"{rank:05d}/stacks.txt" for rank in ranks]
         for name, data in self.contents(parent, names, STACKS_LIMIT):
             if self.stacks_left <= 0:
                 message = f"more than {STACKS_IN_ALL} bytes of stacks; this one and the next ones are not read"

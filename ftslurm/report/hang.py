@@ -6,14 +6,15 @@ Imported only for such a round: the classification of stacks is large.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.monitor.faulthandler_text import Frame
-from ftslurm.monitor.stack_classifier import BUILD_LOCK, WAITS
+from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
 from ftslurm.monitor.stacks_file import Stacks
 from ftslurm.monitor.triage import (
+    COLLECTIVES,
     ELSEWHERE,
     MISMATCH,
     NO_ANSWER,
@@ -25,6 +26,7 @@ from ftslurm.monitor.triage import (
     count,
     describe,
     has_finished,
+    is_ending,
     tree,
 )
 from ftslurm.records.error import Frame as ExceptionFrame
@@ -34,6 +36,9 @@ from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, lo
 from ftslurm.report.root_cause import HANG
 from ftslurm.report.wording import Json, Style, ranks_of
 from ftslurm.text import clip, plural, ranges, safe
+
+if TYPE_CHECKING:
+    from ftslurm.collectives.judgement import Judgement
 
 PARTIES = "parties"
 PARTIES_NAMED = 3
@@ -49,6 +54,7 @@ _MARKED = {
     "mismatch": "in another collective than most",
     "elsewhere": "elsewhere than most",
     "overdue": "the time-out was its own",
+    COLLECTIVES: "named by the records of the ranks' collectives",
 }
 _ADVICE = {
     ODD: "The others wait for it: its stack below shows its own location.",
@@ -58,6 +64,7 @@ _ADVICE = {
     "stopped": "It was stopped from outside: by kill -STOP, a debugger or a suspended container.",
     "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: check dmesg there.",
     "finished": "The others still wait for it, which had finished: ranks must take part in equally many collectives.",
+    "ending": "The others still wait for it, whose script had ended: ranks must take part in equally many collectives.",
     "ended": "It had ended while the others still waited for it: ranks must take part in equally many collectives.",
 }
 _LOCKED = (
@@ -66,6 +73,12 @@ _LOCKED = (
 )
 _FINISHED = "If they wait for the rank that had finished: ranks must take part in equally many steps and collectives."
 _PARTIES = "They are at different places, and may wait for each other; where their paths part is shown below."
+_LOCAL = "Each waits for a thread of its own process: see what should have filled the queue or released the lock."
+_IMPORT = "They still import modules: a slow or busy filesystem, or a time-out that is too short for the start."
+_ENDING = (
+    "Python's end waits for threads that are no daemons, then for what runs at exit: end such threads, and call "
+    "torch.distributed.destroy_process_group(), before. After ftslurm.workload_finished() no time-out applies."
+)
 _NO_SUSPECT = "All wait, and Python's stacks do not show for what: check the network and the devices of all nodes."
 
 Dict = dict[str, Any]
@@ -82,12 +95,27 @@ def is_first(hang: Failure, found: Sequence[FailedWorker]) -> bool:
     )
 
 
+def is_end_of_failure(hang: Failure, found: Sequence[FailedWorker], verdict: Triage) -> bool:
+    """Whether what hung was the end of ranks that had raised: their exceptions tell more."""
+    raised = [group for group in verdict.groups if is_ending(group) and group.activity and group.activity.raised]
+    if not any(hang.rank in group.ranks for group in raised) or any(each not in raised for each in verdict.suspects):
+        return False
+    return any(failed.rank == hang.rank and failed.kind == "exception" for failed in found)
+
+
 def without_hung(hang: Failure, found: Sequence[FailedWorker]) -> list[FailedWorker]:
     """Return the failed workers without the hung one, which ftslurm ended."""
     return [s for s in found if s.rank != hang.rank or s.kind == "exception"]
 
 
-def hang_failure(files: RoundFiles, hang: Failure, verdict: Triage, step: int | None, cwd: str | None) -> FirstFailure:
+def hang_failure(
+    files: RoundFiles,
+    hang: Failure,
+    verdict: Triage,
+    step: int | None,
+    cwd: str | None,
+    found: Judgement | None = None,
+) -> FirstFailure:
     """Describe a hang as a first failure.
 
     Args:
@@ -96,9 +124,11 @@ def hang_failure(files: RoundFiles, hang: Failure, verdict: Triage, step: int | 
         verdict: of the ranks' stacks.
         step: the last step of the round.
         cwd: the working directory of its attempt.
+        found: what the records of the ranks' collectives show, if they decide; then the verdict has their suspects.
     """
     suspect = verdict.suspects[0] if verdict.suspects else None
     rank = suspect.ranks[0] if suspect else hang.rank
+    rank = found.culprits[0] if found is not None and found.culprits else rank
     node, worker = _worker_of(files, rank)
     suspect_ranks = [rank for group in verdict.suspects for rank in group.ranks]
     shown = suspect or next((group for group in verdict.groups if hang.rank in group.ranks), None)
@@ -107,7 +137,7 @@ def hang_failure(files: RoundFiles, hang: Failure, verdict: Triage, step: int | 
     name = node or (suspect.nodes[0] if suspect else hang.node)
     last_step = worker.progress.last_step if worker and worker.progress else None
     tails = next((files.tails[each] for each in (rank, hang.rank) if each in files.tails), ())
-    return FirstFailure(
+    plain = FirstFailure(
         round=files.number,
         kind=HANG,
         cause=cause,
@@ -131,6 +161,35 @@ def hang_failure(files: RoundFiles, hang: Failure, verdict: Triage, step: int | 
             "message": hang.message,
             "since_ns": hang.since_ns,
             "verdict": PARTIES if has_parties(verdict) else verdict.verdict,
+            "where": None,
+        },
+    )
+    return plain if found is None else _by_collectives(plain, files, verdict, found)
+
+
+def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, found: Judgement) -> FirstFailure:
+    """Return a hang as the records of the ranks' collectives show it."""
+    from ftslurm.collectives import phrases
+    from ftslurm.collectives.finding import LEFT
+    from ftslurm.report.collectives import involved, nodes_of, place_of, statement
+
+    nodes, ranks = nodes_of(files), list(found.culprits) or involved(found)
+    where = tuple(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))[:8]
+    what = statement(found, files) if found.culprits else phrases.undecided(found)
+    locked = plain.advice == _LOCKED
+    return replace(
+        plain,
+        what=what,
+        signature=f"{HANG}|{COLLECTIVES}|{VARIABLE.sub('#', what)[:200]}",
+        node=nodes.get(plain.rank if plain.rank is not None else -1, plain.node),
+        nodes=where or plain.nodes,
+        ranks=ranges(ranks),
+        advice=plain.advice if locked else phrases.advice(found),
+        evidence=(*plain.evidence, COLLECTIVES),
+        hang={
+            **(plain.hang or {}),
+            "verdict": COLLECTIVES if found.culprits else f"{COLLECTIVES}-{PARTIES}",
+            "where": None if found.kind == LEFT else place_of(verdict),
         },
     )
 
@@ -163,7 +222,7 @@ def dead_thread(rank: int, tail: LogTail) -> str:
 
     for dead in stderr_witness.dead_threads(tail.text)[-1:]:
         place = f" at {_place_of(dead.frames[-1])}" if dead.frames else ""
-        return f"thread {dead.thread} of rank {rank} died{place}: {dead.text}"
+        return f"thread {dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
     return ""
 
 
@@ -250,7 +309,7 @@ def _place_and_others(verdict: Triage, hang: Failure, dead: str) -> str:
         return f"hung: {dead or hang.message}"
     suspect = verdict.suspects[0]
     text = f"{describe(suspect)}{_function(suspect)}"
-    if has_finished(suspect):
+    if has_finished(suspect) or (is_ending(suspect) and verdict.verdict == NO_ANSWER):
         text = f"{text}, and is waited for"
     else:
         text = f"hung {text}" if suspect.problem is None else f"hung: {text}"
@@ -283,9 +342,17 @@ def those(group: Group) -> str:
 def _advice(verdict: Triage) -> str:
     if any(group.activity is not None and group.activity.activity == BUILD_LOCK for group in verdict.groups):
         return _LOCKED
+    left = [group for group in verdict.groups if not has_finished(group)]
+    if left and all(is_ending(group) for group in left):
+        return _ENDING
     if not verdict.suspects and finished_ranks(verdict):
         return _FINISHED
     if verdict.verdict != NO_ANSWER:
+        activities = {group.activity.activity for group in verdict.groups if group.activity is not None}
+        if not verdict.suspects and activities == {IMPORT}:
+            return _IMPORT
+        if not verdict.suspects and all(_waits_locally(group) for group in verdict.groups):
+            return _LOCAL
         return (
             _ADVICE.get(verdict.verdict, _NO_SUSPECT)
             if verdict.suspects or verdict.verdict == MISMATCH
@@ -293,8 +360,12 @@ def _advice(verdict: Triage) -> str:
             if has_parties(verdict) and len(verdict.groups) > 1
             else _NO_SUSPECT
         )
-    problem = verdict.suspects[0].problem or ""
+    problem = "ending" if is_ending(verdict.suspects[0]) else verdict.suspects[0].problem or ""
     return next(text for key, text in _ADVICE.items() if key in problem)
+
+
+def _waits_locally(group: Group) -> bool:
+    return group.activity is not None and group.activity.of_thread
 
 
 def _signature(verdict: Triage, hang: Failure) -> str:

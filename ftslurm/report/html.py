@@ -74,7 +74,13 @@ def render(report: Json, *, page_directory: str | None = None, zone: Callable[[f
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
     parts = [page.head(), page.defects(), page.rank(), page.tiles(), page.timeline()]
     if focus is not None:
-        parts += [page.evidence(focus), page.whereabouts(focus), page.failed(), page.others(focus)]
+        parts += [
+            page.evidence(focus),
+            page.collectives(focus),
+            page.whereabouts(focus),
+            page.failed(),
+            page.others(focus),
+        ]
     parts += [page.health(), page.slow()]
     parts += [page.nodes(), page.rounds(focus), page.problems(), page.run()]
     inner = "\n".join(part for part in parts if part)
@@ -141,6 +147,8 @@ class _Page:
             repeated = report["cost"]["steps_repeated"]
             detail = f"the last one; {plural(repeated, 'step')} repeated" if repeated else "the last one"
             tiles.append((f"step {report['last_step']}", detail))
+        elif report["last_optimizer_step"] is not None:
+            tiles.append((f"step {report['last_optimizer_step']}", "of the optimizer, the last one"))
         inner = (tag("div", f"<b>{esc(b)}</b><span>{esc(text)}</span>", class_="tile") for b, text in tiles)
         return tag("div", "".join(inner), class_="tiles") if tiles else ""
 
@@ -169,6 +177,27 @@ class _Page:
             lines = "\n".join(esc(line).rstrip() for line in end["lines"])
             inner += tag("h3", title + length) + tag("pre", lines, tabindex=0)
         return inner
+
+    def collectives(self, entry: Json) -> str:
+        """What the ranks called, by the records of their collectives."""
+        found = entry["collectives"]
+        if found is None or not found["text"]:
+            return ""
+        from ftslurm.report.collectives import did
+
+        rows = []
+        for each in found["parties"]:
+            label = ' <span class="tag">suspect</span>' if each["suspect"] else ""
+            nodes = names(each["nodes"]) if each["node_count"] <= 4 else plural(each["node_count"], "node")
+            line = row(esc(ranks_of(each["ranks"], each["count"], [], 0)) + label, esc(nodes), esc(did(each)))
+            rows.append(line.replace("<tr>", '<tr class="suspect">', 1) if each["suspect"] else line)
+        inner = tag("p", esc(found["text"])) + table(["ranks", "nodes", "call"], rows, label="What the ranks called")
+        inner += "".join(tag("p", esc(text)) for text in [*found["remarks"], found["advice"]] if text)
+        missing = found["missing"]
+        if missing is not None:
+            group_ranks = esc(ranks_of(missing["ranks"], missing["count"], missing["nodes"], missing["node_count"]))
+            inner += tag("p", f"No record of {group_ranks} ({esc(missing['reason'])}).")
+        return tag("section", tag("h2", f"The collectives of round {entry['round']}") + inner)
 
     def whereabouts(self, entry: Json) -> str:
         """The ranks' locations in a hung round, and their stacks."""
@@ -248,7 +277,7 @@ class _Page:
         """The persistently slow ranks."""
         title, rows = slow_ranks(self.report)
         lines = [row(*map(esc, each)) for each in rows[:GROUPS_SHOWN]]
-        inner = table(["rank", "a step takes", "for the others"], lines, label=title)
+        inner = table(["rank", "how"], lines, label=title)
         more = len(rows) - GROUPS_SHOWN
         inner += tag("p", f"{plural(more, 'more rank')} in report.json") if more > 0 else ""
         return tag("section", tag("h2", esc(title[:1].upper() + title[1:])) + inner) if inner else ""
@@ -295,6 +324,8 @@ class _Page:
             more += tag("p", f"<b>Hint:</b> {esc(failure['advice'])}") if failure["advice"] and more else ""
             text += folded("evidence", more) if more else ""
         steps = "" if entry["first_step"] is None else f"{entry['first_step']}-{entry['last_step']}"
+        if entry["optimizer_steps"] is not None:
+            steps = "{first}-{last} of the optimizer".format_map(entry["optimizer_steps"])
         world = "" if entry["world_size"] is None else plural(entry["world_size"], "rank")
         started = tag("div", esc(self.style.date(entry["started_ns"])))
         started += tag("div", esc(clip(entry["attempt"] or "?", 40)), class_="dim") if attempts else ""

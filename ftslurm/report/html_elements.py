@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ftslurm.failures.causes import PRIMARY
-from ftslurm.failures.record_summary import is_library
+from ftslurm.failures.own_code import is_library
 from ftslurm.report.accounting import hours, percent
 from ftslurm.report.sections import TRACEBACK_HEAD, TRACEBACK_TAIL, ended
 from ftslurm.report.wording import Json, Style, ranks_of
@@ -29,7 +29,7 @@ LABELS = {
     "detection": ("detection", "from the failure until all nodes had signalled their ranks to stop"),
     "stopping": ("stopping", "from there until the last rank had ended"),
     "restart": ("restart", "from a round's end to the next round's first step"),
-    "queue": ("queue", "waiting for Slurm to start the job again"),
+    "queue": ("between attempts", "waiting for Slurm, or for the user, to start the next attempt"),
     "other": ("other", "such as saving after a stop request"),
     "unknown": ("not known", "no steps were reported (ftslurm.progress), or not yet"),
 }

@@ -204,7 +204,7 @@ def _health(report: Json, style: Style) -> str:
 
 def _slow(report: Json) -> str:
     title, rows = slow_ranks(report)
-    return _table(title, ("rank", "a step takes", "for the others"), rows[:SLOW_SHOWN])
+    return _table(title, ("rank", "how"), rows[:SLOW_SHOWN])
 
 
 def _run(report: Json) -> str:

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures.causes import ROWS
+from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.report.facts import (
     Attempt,
     Clocks,
     Doubt,
     Failure,
     History,
+    LogTail,
     NodeRecordFacts,
     RankError,
     RecordSummary,
@@ -28,6 +30,7 @@ HANG = "hang"
 OF_FABRIC = ("nccl-ib", "nccl-truncated")
 """Causes that are a rank's own only where no other rank has one of another kind."""
 ALIKE_NS = 1_000_000_000
+ALIKE_LINES = 200
 """Time between equal failures within which their order means nothing: all ranks fail in the same import."""
 
 
@@ -148,8 +151,19 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
 
 def healthy_stderr(files: RoundFiles, failed: set[int]) -> list[str]:
     """Return the ends of stderr, as far as read, of ranks that did not fail; of logs without records it is unknown."""
-    known = {worker.rank for node in files.nodes for worker in node.workers} - failed
-    return [tail.text for rank in known for tail in files.tails.get(rank, ()) if tail.stream == "stderr"]
+    workers = [worker for node in files.nodes for worker in node.workers]
+    ends = [worker.ended_ns for worker in workers if worker.rank in failed and worker.ended_ns is not None]
+    tails = [tail for worker in workers if worker.rank not in failed for tail in files.tails.get(worker.rank, ())]
+    return [tail.text for tail in tails if tail.stream == "stderr" and not _was_failing(tail, min(ends, default=None))]
+
+
+def _was_failing(tail: LogTail, first_ns: int | None) -> bool:
+    """Return whether a rank had just printed a traceback as its last lines when the first one ended: it failed, too."""
+    if first_ns is None or tail.written_ns is None or first_ns - tail.written_ns > ALIKE_NS:
+        return False
+    lines = tail.text.rstrip().splitlines()[-ALIKE_LINES:]
+    found = tracebacks(lines)
+    return bool(found) and found[-1].end == len(lines)
 
 
 def _judge(

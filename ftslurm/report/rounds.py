@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ftslurm.records.round import Progress
 from ftslurm.report.facts import UNNAMED, Clocks, DefectRecord, Doubt, LogTail, RoundFiles, RoundNode, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import LOG_LINE_LIMIT, LOG_LINES, signature, uncertainty, worker_failure
@@ -36,12 +37,17 @@ def round_report(this: RoundVerdict, clocks: Clocks, accounting: Dict | None) ->
         "reason": this.reason,
         "first_step": this.first_step,
         "last_step": this.last_step,
+        "optimizer_steps": None
+        if this.optimizer_steps is None
+        else {"first": this.optimizer_steps[0], "last": this.optimizer_steps[1]},
         "first_failure": this.first.as_first() if this.first is not None else None,
         "same_time": [_brief(failed, doubt) for failed, doubt in this.same_time],
         "groups": _groups(this, clocks),
         "whereabouts": _whereabouts(this),
+        "collectives": _collectives(this),
         "standstill": _standstill(this),
         "slow": _slow(this.files),
+        "late": _late(this.files),
         **_rest(this),
         "recovered": this.recovered,
         "cost": None
@@ -78,6 +84,14 @@ def _whereabouts(this: RoundVerdict) -> Dict | None:
     return whereabouts(this.files, this.triage, this.world_size)
 
 
+def _collectives(this: RoundVerdict) -> Dict | None:
+    if this.collectives is None:
+        return None
+    from ftslurm.report.collectives import as_dict
+
+    return as_dict(this.collectives, this.files, used=this.by_collectives)
+
+
 def _standstill(this: RoundVerdict) -> Dict | None:
     found = this.standstill
     if found is None:
@@ -98,6 +112,19 @@ def _slow(files: RoundFiles) -> list[Dict]:
         {"rank": each.rank, "node": located[each.rank][0], "median_s": each.median_s, "others_s": each.others_s}
         for each in found[:SLOW_KEPT]
     ]
+
+
+def _late(files: RoundFiles) -> list[Dict]:
+    if not files.arrivals:
+        return []
+    from ftslurm.monitor.lateness import as_dicts, lateness
+
+    nodes = {each.rank: record.node for record in files.arrivals for each in record.ranks}
+    findings = {
+        one.node: [each.line() for each in one.health.findings] for one in files.nodes if one.health is not None
+    }
+    found = lateness(each for record in files.arrivals for each in record.ranks)
+    return as_dicts(found, nodes, findings)[:SLOW_KEPT]
 
 
 def _groups(this: RoundVerdict, clocks: Clocks) -> list[Dict]:
@@ -171,10 +198,11 @@ def rank_report(this: RoundVerdict, rank: int) -> Dict | None:
     Returns:
         ``round``, ``rank``, ``node``, ``host``, ``local_rank``, ``pid``, ``started_ns``, ``ended_ns``, ``took_s``,
         ``end`` (as text), ``exit_code``, ``signal``, ``core_dumped``, ``stopped_by_ftslurm``, ``stop_signal``,
-        ``stop_reason``; ``progress``: ``first_step``, ``first_ns``, ``last_step``, ``last_ns``, or null; ``message`` of
-        its error record; ``failure``: as ``first_failure`` of `ftslurm.report.analysis`, if it failed by itself, else
-        null; ``stacks``: text, ``problem`` why there are none, ``facts`` of /proc, or null; ``logs``: as ``log`` there.
-        None if nothing is recorded about such a rank.
+        ``stop_reason``; ``progress``: ``first_step``, ``first_ns``, ``last_step``, ``last_ns``, or null;
+        ``optimizer_steps``: the same of its optimizer, where it reported none; ``message`` of its error record;
+        ``failure``: as ``first_failure`` of `ftslurm.report.analysis`, if it failed by itself, else null; ``stacks``:
+        text, ``problem`` why there are none, ``facts`` of /proc, or null; ``logs``: as ``log`` there. None if nothing
+        is recorded about such a rank.
     """
     files = this.files
     node, worker = next(((n, w) for n in files.nodes for w in n.workers if w.rank == rank), (None, None))
@@ -204,18 +232,23 @@ def rank_report(this: RoundVerdict, rank: int) -> Dict | None:
         "stopped_by_ftslurm": worker is not None and worker.stopped_by_ftslurm,
         "stop_signal": worker.stop_signal if worker else None,
         "stop_reason": node.stop_reason if node and worker and worker.stopped_by_ftslurm else None,
-        "progress": {
-            "first_step": progress.first_step,
-            "first_ns": progress.first_ns,
-            "last_step": progress.last_step,
-            "last_ns": progress.last_ns,
-        }
-        if progress
-        else None,
+        "progress": _steps(progress),
+        "optimizer_steps": _steps(worker.optimizer_steps if worker else None),
         "message": error.message[:MESSAGE_LIMIT] if error else summary.message if summary else None,
         "failure": worker_failure(this.number, failed, tails, this.cwd).as_dict() if failed else None,
         "stacks": _rank_stacks(files, rank, tails),
         "logs": [_log(tail) for tail in tails if tail.stream != "stacks"],
+    }
+
+
+def _steps(progress: Progress | None) -> Dict | None:
+    if progress is None:
+        return None
+    return {
+        "first_step": progress.first_step,
+        "first_ns": progress.first_ns,
+        "last_step": progress.last_step,
+        "last_ns": progress.last_ns,
     }
 
 

@@ -56,6 +56,8 @@ def verdict(view: Scheduler | None) -> tuple[str, str] | None:
     if view.state == "CANCELLED" or _ended_from_outside(view):
         if view.source == "log" and view.reason == "Requeued":
             return CANCELLED, "requeued (by a user, an administrator or Slurm)"
+        if view.source == "log" and view.reason:
+            return CANCELLED, view.reason
         user = "a user" if view.cancelled_by is None else f"uid {view.cancelled_by}"
         return CANCELLED, f"cancelled by {user}"
     if view.state in SLURM_FAILED or reason in ("NodeDown", "NodeFail"):
@@ -158,10 +160,13 @@ def job_failure(snapshot: Snapshot, attempt: str | None, number: int, step: int 
 
 def line(view: Scheduler) -> str:
     """Summarise Slurm's view in one line."""
+    if view.source == "log" and view.job_id is None and view.state == "CANCELLED":
+        return "stated in the log, not by Slurm"
     if view.problem is not None and view.state is None:
         return f"no answer from Slurm: {brief(view.problem)}"
     parts = [f"job {safe(view.job_id or '?')} {safe(view.state or '?')}"]
-    parts += [] if not view.reason else [f"reason {safe(view.reason)}"]
+    stated = view.source == "log" and view.reason != "Requeued"  # the verdict's own text
+    parts += [] if not view.reason or stated else [f"reason {safe(view.reason)}"]
     parts += [] if view.exit_code is None else [f"exit code {view.exit_code}:{view.signal or 0}"]
     parts += [] if view.time_limit_s is None else [f"time limit{_limit(view).removeprefix(' of')}"]
     parts += [changed_limit(view.time_limit_s, view.limit_was_s).removeprefix(", ")] if view.limit_was_s else []

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.failures.causes import CASCADE
+from ftslurm.monitor.lateness import phrase
 from ftslurm.report.accounting import sentence
-from ftslurm.report.wording import Json, Style, brief, cost_of, finding, place, rank_of, verdict
+from ftslurm.report.wording import Json, Style, brief, cost_of, finding, place, rank_of, step_of, verdict
 from ftslurm.text import clip, duration, first_line, names, plural, safe, safe_lines
 
 _STOPPED_FOR = re.compile(r"rank (\d{1,9}) on \S+ failed")
@@ -107,19 +108,21 @@ def _why_stopped(reason: str, failure: Json | None) -> str:
 def slow(report: Json, style: Style) -> list[str]:
     """The ranks that were persistently slower than the others in the round that is shown, else in the last one."""
     title, rows = slow_ranks(report)
-    lines = [style.line(f"{rank}: {step} a step, the others {others} (medians)") for rank, step, others in rows]
+    lines = [line for rank, what in rows[:SLOW_SHOWN] for line in style.wrapped(f"{rank}: {what}")]
     more = [f"  and {len(rows) - SLOW_SHOWN} more (see --json)"] if len(rows) > SLOW_SHOWN else []
-    return [style.section(title), *lines[:SLOW_SHOWN], *more] if lines else []
+    return [style.section(title), *lines, *more] if lines else []
 
 
-def slow_ranks(report: Json) -> tuple[str, list[tuple[str, str, str]]]:
-    """The title of the list of slow ranks, and its rows: rank, its step time, that of the others."""
+def slow_ranks(report: Json) -> tuple[str, list[tuple[str, str]]]:
+    """The title of the list of slow ranks, and its rows: the rank, and how it is slow."""
     chosen = [r for r in report["rounds"] if r["round"] == report["focus"]] or report["rounds"][-1:]
-    rows = [
-        (f"rank {each['rank']} on {safe(each['node'])}", duration(each["median_s"]), duration(each["others_s"]))
+    found = [
+        (each, f"{duration(each['median_s'])} a step, the others {duration(each['others_s'])} (medians)")
         for entry in chosen
         for each in entry["slow"]
     ]
+    found += [(each, safe(phrase(each))) for entry in chosen for each in entry["late"]]
+    rows = [(f"rank {each['rank']} on {safe(each['node'])}", what) for each, what in found]
     return f"slower than the others in round {chosen[0]['round']}" if chosen else "", rows
 
 
@@ -197,7 +200,8 @@ def files(report: Json) -> list[str]:
 
 def _end_of(group: Json) -> str:
     text = brief(group["what"])
-    return f"{group['title']} ({text})" if group["role"] == CASCADE else text
+    known = group["title"].lower() in text.lower()
+    return f"{group['title']} ({text})" if group["role"] == CASCADE and not known else text
 
 
 def _ranks(text: str, number: int) -> str:
@@ -248,7 +252,7 @@ def ended(entry: Json, report: Json) -> str:
     if outcome in ("running", "unknown"):
         running = outcome == "running" and report["status"] == "running"
         return "running" if running else "no end recorded"
-    step = "" if entry["last_step"] is None else f" at step {entry['last_step']}"
+    step = f" at {step_of(entry)}" if step_of(entry) else ""
     reason = f": {first_line(entry['reason'])}" if entry["reason"] and outcome != "succeeded" else ""
     return f"{outcome}{step}{reason}"
 
@@ -380,9 +384,12 @@ def _rank_title(report: Json, style: Style) -> list[str]:
     lines += style.wrapped(", ".join(facts))
     if rank["stop_reason"]:
         lines += style.wrapped(f"stopped because: {safe(rank['stop_reason'])}")
+    what = "steps"
+    if progress is None and rank["optimizer_steps"] is not None:
+        what, progress = "it reported no step; steps of its optimizer:", rank["optimizer_steps"]
     if progress is None:
         return [*lines, "  it reported no step"]
-    steps = f"steps {progress['first_step']} to {progress['last_step']}"
+    steps = f"{what} {progress['first_step']} to {progress['last_step']}"
     if progress["last_ns"] is not None:
         steps += f", the last at {style.date(progress['last_ns'])}"
     return lines + style.wrapped(steps)

@@ -138,7 +138,7 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     hang = hang_of(snapshot, files.number)
     if hang is not None or (files.stacks and not _lost_peers(snapshot, files.number)):
         chosen = [Output(each, ("stderr", "stdout")) for each in _suspects(files, hang)] + chosen
-    elif firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts):
+    elif _lost_peers(snapshot, files.number) or (firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts)):
         # Of the ranks that the others waited for, the end of stderr may show why.
         failed = {own.rank for own in found}
         others = [*finished(files)[:BYSTANDERS_READ], *bystanders(files, failed)[:BYSTANDERS_READ]]

@@ -33,21 +33,26 @@ class Standstill:
         moving: the few ranks that moved while all others waited.
         triage: of all ranks' stacks.
         text: all that as a sentence.
+        by_records: whether the records of the ranks' collectives have told it.
     """
 
     seconds: float
     moving: tuple[int, ...]
     triage: Triage
     text: str
+    by_records: bool = False
 
 
-def standstill(stacks: Mapping[int, RankStacks], found: Triage | None = None, more: str = "") -> Standstill | None:
+def standstill(
+    stacks: Mapping[int, RankStacks], found: Triage | None = None, more: str = "", by_records: str = ""
+) -> Standstill | None:
     """Judge the stacks of a round that was stopped from outside; None: ranks moved, or that is unknown.
 
     Args:
         stacks: by rank, of those that were alive.
         found: their triage, with the ranks that had finished before.
         more: what the suspect's own output adds.
+        by_records: what the records of the ranks' collectives show, in place of their locations.
     """
     known = {rank: one.still for rank, one in stacks.items() if one.stop is not None and one.still is not None}
     if not known or len(known) < len(stacks):
@@ -59,7 +64,9 @@ def standstill(stacks: Mapping[int, RankStacks], found: Triage | None = None, mo
     found, seconds = found or triage(stacks.values()), min(still.values())
     if moving and not _waited_for(found, moving):
         return None
-    text = _text(seconds, moving, found, len(stacks))
+    text = _text(seconds, moving, len(stacks), by_records or _where(found))
+    if len(stacks) == 1 and len(found.groups) == 1:
+        text = f"rank {found.groups[0].ranks[0]} had not moved for {duration(seconds)}: {_where(found)}"
     return Standstill(seconds, moving, found, f"{text}; {more}" if more else text)
 
 
@@ -75,13 +82,10 @@ def _waited_for(found: Triage, moving: tuple[int, ...]) -> bool:
     return found.verdict == ODD and waits and set(moving) <= suspects
 
 
-def _text(seconds: float, moving: tuple[int, ...], found: Triage, of: int) -> str:
-    lasted = duration(seconds)
-    if of == 1 and len(found.groups) == 1:
-        return f"rank {next(iter(found.groups)).ranks[0]} had not moved for {lasted}: {_where(found)}"
+def _text(seconds: float, moving: tuple[int, ...], of: int, where: str) -> str:
     if not moving:
-        return f"no rank had moved for {lasted}: {_where(found)}"
-    return f"{of - len(moving)} of {of} ranks had not moved for {lasted}: {_where(found)}"
+        return f"no rank had moved for {duration(seconds)}: {where}"
+    return f"{of - len(moving)} of {of} ranks had not moved for {duration(seconds)}: {where}"
 
 
 def _where(found: Triage) -> str:

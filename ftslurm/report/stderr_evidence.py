@@ -23,6 +23,8 @@ _OF_CHILD = re.compile(
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )
 _COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
+_COMPILER_ERROR = re.compile(r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$")
+_COMPILER = re.compile(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
 _TOOL_LINES = 60
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
@@ -66,6 +68,8 @@ def output_evidence(
         healthy: the ends of the stderr of ranks that did not fail: what they printed, too, was survived.
         stale: the streams to which it wrote last long before the other one: what they report was survived.
     """
+    if exception is not None and _is_launcher_without_record(exception):
+        return _of_launcher(exception, texts.get("stderr", ""))
     child = None if exception is None else _child_error(exception)
     if child is not None:
         return _of_child(child, texts.get("stderr", ""))
@@ -121,6 +125,14 @@ def _headline(exception: ExceptionRecord) -> tuple[str, str]:
     return exception.type, message_line(exception.message)
 
 
+def _of_compiler(text: str) -> Witness | None:
+    """Return a compiler's first error: what it prints below are its consequences."""
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
+
+    found = _COMPILER_ERROR.search(text)
+    return Witness(LOGGED, cut_middle(found[0].strip(), _CHILD_LIMIT)) if found is not None else None
+
+
 def _of_tool(message: str, stderr: str) -> Witness | None:
     """Return the first of the last lines that a command-line tool prints with its name before them."""
     from ftslurm.failures.stderr_witness import LOGGED, Witness, output_lines
@@ -141,18 +153,39 @@ def _child_error(exception: ExceptionRecord) -> ExceptionRecord | None:
     return next((found for each in behind if each is not None and (found := _child_error(each)) is not None), None)
 
 
+def _is_launcher_without_record(exception: ExceptionRecord) -> bool:
+    """Return whether a nested launch of torch's failed whose ranks left no record that torch could copy."""
+    root = exception.message.partition("Root Cause")[2]
+    return exception.type == "ChildFailedError" and re.search(r"error_file ?: <N/A>", root) is not None
+
+
+def _of_launcher(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
+    """Return why a nested launch failed, by the output of its ranks."""
+    from ftslurm.failures.stderr_witness import witness
+
+    found = witness(stderr)
+    # The table itself has how its rank ended.
+    if found is None or found.exception is None or found.exception.type == exception.type:
+        return None
+    return OutputEvidence(found, "its child's stderr", reason(found.exception))
+
+
 def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return why a child process failed: from what the exception has of its output, else from the rank's own."""
     from ftslurm.failures.stderr_witness import LOGGED, Witness, output_lines, witness
 
-    found = witness(exception.output) if exception.output else None
+    found = _of_compiler(exception.output or exception.message)
+    if found is None:
+        found = witness(exception.output) if exception.output else None
     if found is None and exception.output:
         line = next((line for line in reversed(output_lines(exception.output)) if line.strip()), "")
         found = Witness(LOGGED, cut_middle(line.strip(), _CHILD_LIMIT)) if line else None
+    if found is None and _COMPILER.search(exception.message):
+        found = _of_compiler(stderr)
     if found is None:
         found = witness(stderr, before=exception.type) or _of_tool(exception.message, stderr)
     if found is None or found.text.endswith(":"):
         # What only introduces a reason says none.
         return None
     inner = None if found.exception is None else reason(found.exception)
-    return OutputEvidence(found, "its child's stderr", inner, of_child=True)
+    return OutputEvidence(found, "its child's output", inner, of_child=True)

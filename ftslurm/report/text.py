@@ -39,7 +39,9 @@ from ftslurm.report.wording import (
     follows,
     moment,
     place,
+    shortened,
     standstill_of,
+    step_of,
     still_lines,
     stopped_by,
     subject,
@@ -88,6 +90,14 @@ def render(
     return "\n".join([*lines, *glue, *files(report)]) + "\n"
 
 
+def first_lines(
+    report: Json, *, colour: bool = False, width: int = WIDTH, zone: Callable[[float], Any] = time.localtime
+) -> str:
+    """Return the answer alone: the result, the place and time, the exit code; see `render`."""
+    lines = headline(report, Style(colour, max(40, width), zone))
+    return "\n".join(lines[: ANSWER_LINES + 1]) + "\n"
+
+
 def _whole(report: Json, style: Style) -> list[list[str]]:
     blocks = [headline(report, style), defects(report, style)]
     focus = next((r for r in report["rounds"] if r["round"] == report["focus"]), None)
@@ -103,12 +113,17 @@ def _whole(report: Json, style: Style) -> list[list[str]]:
 
 
 def hang_blocks(entry: Json, style: Style) -> list[list[str]]:
-    """Return the parts about a hang: the ranks' locations and stacks; empty if no stacks were collected."""
-    if entry["whereabouts"] is None:
-        return []
-    from ftslurm.report.hang import stacks_text, whereabouts_text
+    """Return the parts about a hang: the ranks' collectives, locations and stacks; empty if none were collected."""
+    blocks = []
+    if entry["collectives"] is not None:
+        from ftslurm.report.collectives import collectives_text
 
-    return [whereabouts_text(entry, style), stacks_text(entry, style)]
+        blocks.append(collectives_text(entry, style))
+    if entry["whereabouts"] is not None:
+        from ftslurm.report.hang import stacks_text, whereabouts_text
+
+        blocks += [whereabouts_text(entry, style), stacks_text(entry, style)]
+    return [block for block in blocks if block]
 
 
 def headline(report: Json, style: Style) -> list[str]:
@@ -143,20 +158,42 @@ def _failed(report: Json, style: Style) -> list[str]:
 
 
 def _answer(report: Json, cause: Json, title: str, style: Style, ending: list[str]) -> list[str]:
-    """The title, place and time, and what qualifies them; the ending is in line four at the latest."""
+    """The title, place and time, and what qualifies them; the ending is in line four at the latest.
+
+    A verdict by the records of collectives has a further line: its calls and ranks are of no use without its middle.
+    """
     silent = cause["overshadowed"]
-    lines = style.title(title, f": {_short_verdict(cause, style.width - len(title) - 2, style.width)}", "red")
+    most = 3 if cause["hang"] is not None and cause["hang"]["verdict"].startswith("collectives") else 2
+    lines = style.title(title, f": {_short_verdict(cause, style.width - len(title) - 2, style.width)}", "red", most)
     if silent:
         # Line two is the node's, so that the failure has one line.
         short = style.line(style.joined(lines)).strip() if len(lines) > 1 else lines[0]
         lines = [short, *style.wrapped(safe(silent))[:1]]
-    where = _place(cause, style, _moment(report, cause))
-    room = ANSWER_LINES - len(lines)
-    lines += where if len(where) <= room else ["  " + cut_middle(style.joined(where), style.width - 2)]
+    lines += _fitted_place(cause, style, _moment(report, cause), max(1, ANSWER_LINES - len(lines)))
     doubts = _doubts(report, cause, style)
     before = doubts[:1] if doubts and len(lines) + len(doubts[0]) <= ANSWER_LINES else []
     rest = doubts[len(before) :]
     return [*lines, *(line for each in before for line in each), *ending, *(line for each in rest for line in each)]
+
+
+def _fitted_place(cause: Json, style: Style, when: str, room: int) -> list[str]:
+    """Return the lines on the place and time; what does not fit into `room` lines is left out, file and line last."""
+    # Who noticed it first is also in the list of ranks.
+    for variant in (
+        cause,
+        {**cause, "alike": None},
+        {**cause, "alike": None, "where": _shortened_file(cause["where"])},
+    ):
+        lines = _place(variant, style, when)
+        if len(lines) <= room:
+            return lines
+    return ["  " + cut_middle(style.joined(lines), style.width - 2)]
+
+
+def _shortened_file(where: Json | None) -> Json | None:
+    if where is None or where["shown"].count("/") < 3:
+        return where
+    return {**where, "shown": f".../{'/'.join(where['shown'].split('/')[-2:])}"}
 
 
 def _notes(report: Json, style: Style) -> list[str]:
@@ -172,7 +209,11 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     fits = len(text) <= limit + width - 8  # of the second line, for its indent and word wrapping
     if fits or not _of_rank(cause) or cause["hang"] is not None or cause["cause"] in UNTOLD:
         return text
-    shown = text[: limit + width]
+    head = f"{subject(cause)}: {cause['title']}: "
+    if text.lower().startswith(head.lower()):
+        room = max(limit + width - 8 - len(head), width // 2)
+        return f"{text[: len(head)]}{cut_middle(text[len(head) :], room)}"
+    shown = shortened(text, limit + width - 8)
     return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({what(cause)})"
 
 
@@ -197,7 +238,8 @@ def _stopped(report: Json, style: Style) -> list[str]:
     parts = [f"in round {rounds[-1]['round']}"] if rounds else []
     # The step of an orderly stop is in the first line.
     interrupted = is_interrupted(report)
-    parts += [] if report["last_step"] is None or interrupted else [f"step {report['last_step']}"]
+    step = f"step {report['last_step']}" if report["last_step"] is not None else step_of(rounds[-1]) if rounds else ""
+    parts += [step] if step and not interrupted else []
     parts += [] if report["duration_s"] is None else [f"after {duration(report['duration_s'])}"]
     where = ", ".join(parts)
     if report["source"] != SOURCE and len(rounds) < 2:
@@ -312,13 +354,27 @@ def _place(failure: Json, style: Style, when: str | None = None) -> list[str]:
     elif failure["alike"] is not None:
         line += f"{'; ' if line else ''}first noticed: {first_of(failure)}"
     elif failure["hang"] is not None:
-        hang = failure["hang"]
-        line = f"{moment(failure)}; rank {hang['rank']} on {safe(hang['node'])}: {first_line(hang['message'])}"
+        line = _noticed(failure, failure["hang"], style.width - 2)
     elif raised is not None:
         at = f" (raised in {_short(safe(raised['shown']))}:{raised['line']})"
         # In line three there is room for no more.
         line += at if len(line) + len(at) + 2 <= style.width else ""
     return style.wrapped(line)
+
+
+def _noticed(failure: Json, hang: Json, room: int) -> str:
+    """Which rank's time-out expired; before that, where the rank is of which the first line names the call."""
+    message = first_line(hang["message"])
+    # A time-out of another rank's is no reproach.
+    its_own = hang["rank"] == failure["rank"]
+    rank = f"rank {hang['rank']} on {safe(hang['node'])}" if its_own else f"noticed by rank {hang['rank']}"
+    if not hang["where"]:
+        return f"{moment(failure)}; {rank}: {message}"
+    where = f"{safe(hang['where'])}; {moment(failure)}"
+    message = message.removesuffix(")").rpartition(" (")[0] or message
+    told = f"{where}; {rank}: {message}"
+    # The first line names a rank whose own time-out it was.
+    return told if len(told) <= room else f"{where}; {message if its_own else rank}"
 
 
 def _short(path: str) -> str:
@@ -405,10 +461,11 @@ def _survived_group(group: list[Json], style: Style) -> list[str]:
     if failure is None:
         why = entry["scheduler"] or first_line(entry["reason"] or "") or "why is not recorded"
         lines = [style.line(f"{title}: {safe(entry['outcome'])}: {why}")]
-        parts = [] if entry["last_step"] is None else [f"at step {entry['last_step']}"]
+        parts = [f"at {step_of(entry)}"] if step_of(entry) else []
     else:
         lines = [style.line(f"{title}: {verdict(failure)}")]
         parts = [f"at {place(failure)}"] if place(failure) else []
+        parts += [step_of(entry)] if failure["step"] is None and entry["optimizer_steps"] is not None else []
         parts += [] if failure["step"] is None else [f"step {failure['step']}"]
     texts = [", ".join(parts), cost_of(entry["cost"])]
     return lines + [clip(f"    {text}", style.width) for text in texts if text]
@@ -420,6 +477,8 @@ def _extent(report: Json, style: Style) -> list[str]:
         parts.append(f"started {style.date(report['started_ns'], '%Y-%m-%d %H:%M:%S')}")
     if report["last_step"] is not None:
         parts.append(f"last step {report['last_step']}")
+    elif report["last_optimizer_step"] is not None:
+        parts.append(f"last step of the optimizer {report['last_optimizer_step']}")
     return [f"  {', '.join(parts)}"] if parts else []
 
 
@@ -433,7 +492,7 @@ def _world(entry: Json) -> str:
 
 
 def _step(entry: Json) -> str:
-    return "" if entry["last_step"] is None else f", step {entry['last_step']}"
+    return f", {step_of(entry)}" if step_of(entry) else ""
 
 
 def _exit(report: Json) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.records.state import UNREACHABLE
-from ftslurm.report import consequence, health, root_cause, scheduler
+from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import Alike, alike, is_same
 from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, LogTail, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, judge
-from ftslurm.report.first_failure import FirstFailure, worker_failure
+from ftslurm.report.first_failure import MISSING, FirstFailure, worker_failure
 from ftslurm.report.lost_nodes import (
     WORLD_LIMIT,
     is_unreachable,
@@ -28,6 +28,7 @@ from ftslurm.report.lost_nodes import (
 from ftslurm.report.root_cause import Follower, attempts_of, hang_of, healthy_stderr, history_of, round_files
 
 if TYPE_CHECKING:
+    from ftslurm.collectives.judgement import Judgement
     from ftslurm.monitor.triage import Triage
     from ftslurm.report.standstill import Standstill
 
@@ -57,13 +58,17 @@ class RoundVerdict:
         outcome: as recorded, else according to all files; "running" or "unknown" without an end.
         over: whether it ended, and not with success, so that each rank's end should be recorded.
         reason: the recorded one.
-        first_step, last_step: the lowest and highest training step of its ranks.
+        first_step, last_step: the lowest and highest training step that its ranks reported.
+        optimizer_steps: where none reported any, the lowest and highest step of their optimizers; see `begun_again`.
         first: the first failure.
         same_time: primary failures that the clocks do not prove to be later, with their uncertainty.
         failed: all judged workers that failed by themselves, root cause first.
         others: those of them that are not the first failure.
         following: further ranks with cascades, by cause, see `ftslurm.report.root_cause.Failures`.
-        triage: of the ranks' stacks, if there are any, and a rank hung.
+        places: the triage of the ranks' stacks, if there are any.
+        triage: the same if a rank hung; its suspects are those of the records of collectives, where these decide.
+        collectives: what the records of the ranks' collectives show, if there are any.
+        by_collectives: whether the first failure, or the standstill, is told by them.
         standstill: that no rank had moved before the round was stopped from outside.
         cwd: the working directory of its attempt.
         scheduler: Slurm's action that ended it, as text.
@@ -89,11 +94,15 @@ class RoundVerdict:
     failed: Sequence[FailedWorker] = ()
     others: Sequence[FailedWorker] = ()
     following: Mapping[str, Sequence[Follower]] = field(default_factory=dict)
+    places: Triage | None = None
     triage: Triage | None = None
+    collectives: Judgement | None = None
+    by_collectives: bool = False
     standstill: Standstill | None = None
     scheduler: str | None = None
     recovered: bool = False
     cost: Cost | None = None
+    optimizer_steps: tuple[int, int] | None = None
 
     @property
     def failed_ranks(self) -> set[int]:
@@ -122,9 +131,13 @@ def _judge_round(snapshot: Snapshot, clocks: Clocks, number: int, *, newest: boo
     files, entry = round_files(snapshot, number), history_of(snapshot, number)
     failures = root_cause.judge_failures(snapshot, clocks, files)
     judged = consequence.most_telling_first(clocks, number, failures.judged)
+    judged = collective_timeouts.odd_one_first(files, judged)
     outcome = _outcome(snapshot, files, entry, judged, newest=newest)
-    still = _standstill(files) if outcome == "stopped" else None
+    places = _triage_of(files) if files.stacks else None
+    collectives = _judged_collectives(files, places, failures)
+    still = _standstill(files, places, collectives) if outcome == "stopped" else None
     progress = [w.progress for n in files.nodes for w in n.workers if w.progress is not None]
+    made = [] if progress else [w.optimizer_steps for n in files.nodes for w in n.workers if w.optimizer_steps]
     plain = RoundVerdict(
         number=number,
         files=files,
@@ -142,8 +155,12 @@ def _judge_round(snapshot: Snapshot, clocks: Clocks, number: int, *, newest: boo
         failed=judged,
         others=judged,
         following=failures.following,
-        triage=still.triage if still is not None else _triage(files),
+        places=places,
+        triage=still.triage if still is not None else _triage(files, places),
+        collectives=collectives,
+        by_collectives=still is not None and still.by_records,
         standstill=still,
+        optimizer_steps=(min(m.first_step for m in made), max(m.last_step for m in made)) if made else None,
     )
     return _with_first(snapshot, clocks, entry, plain)
 
@@ -153,6 +170,10 @@ def _with_first(snapshot: Snapshot, clocks: Clocks, entry: History | None, this:
     if this.outcome in ("stopped", "succeeded", "running"):
         return this
     first, others = _first(snapshot, clocks, entry, this)
+    if first is not None and "collectives" in first.evidence and this.collectives is not None:
+        this = replace(this, triage=_by_records(this, this.collectives), by_collectives=True)
+    elif first is not None and first.hang is not None and first.hang["verdict"] == MISSING:
+        this = replace(this, triage=_missing(clocks, this, others) or this.triage)
     if first is not None and first.node is not None and first.time_ns is not None:
         first = replace(first, doubt=clocks.error_ns(this.number, first.node, first.time_ns))
     by_worker = first is not None and first.rank is not None and first.hang is None
@@ -172,19 +193,74 @@ def _first(
     hang = hang_of(snapshot, this.number)
     lost = silent_nodes(snapshot, files, entry, hang) if hang is not None else []
     if hang is not None:
-        from ftslurm.report.hang import hang_failure, is_first, without_hung
+        from ftslurm.report.hang import hang_failure, is_end_of_failure, is_first, without_hung
 
         found = without_hung(hang, found)
-        if not lost and is_first(hang, found):
-            verdict = this.triage if this.triage is not None else _triage_of(files)
-            return health.with_proofs(snapshot, hang_failure(files, hang, verdict, this.last_step, this.cwd)), found
+        records = _deciding(this)
+        verdict = _by_records(this, records) if records is not None else this.places or _triage_of(files)
+        if not lost and is_first(hang, found) and not is_end_of_failure(hang, found, verdict):
+            first = hang_failure(files, hang, verdict, this.last_step, this.cwd, records)
+            return health.with_proofs(snapshot, first), found
     nodes = lost or lost_first(snapshot, files, entry, found)
     if nodes is not None:
         return health.with_proofs(snapshot, lost_failure(snapshot, files, entry, nodes, this.last_step)), found
     if not found:
         return None, []
+    awaited = _awaited(this, found)
+    if awaited is not None:
+        return health.with_proofs(snapshot, awaited), found
+    absent = _missing(clocks, this, found)
+    if absent is not None:
+        from ftslurm.report.missing_rank import missing_rank
+
+        missing = missing_rank(files, found[0], absent, this.last_step, this.cwd)
+        return health.with_proofs(snapshot, missing), found
     first = _of_worker(snapshot, clocks, replace(this, failed=found))
     return replace(first, overshadowed=overshadowing(snapshot, files, entry, found[0])), found[1:]
+
+
+def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure | None:
+    """Return the rank for which the others waited until their time was over, or its end broke their connections.
+
+    None: the first failure has a reason of its own, or the records of the ranks' collectives name no rank.
+    """
+    worker, records = found[0], _deciding(this)
+    if records is None:
+        return None
+    from ftslurm.collectives.finding import ABORTED, DIFFERENT
+
+    mismatched = worker.cause.name == "collective-mismatch" and records.kind in (*DIFFERENT, ABORTED)
+    if not (records.culprits and worker.cause.cascade) and not mismatched:
+        return None
+    if worker.cause.name in consequence.BY_ITSELF or consequence.is_own_statement(worker):
+        return None
+    from ftslurm.report.hang import hang_failure
+    from ftslurm.report.missing_rank import noticed_by
+
+    noticed = noticed_by(worker, this.number)
+    first = hang_failure(this.files, noticed, _by_records(this, records), this.last_step, this.cwd, records)
+    own = next((each for each in found if each.rank == first.rank), None)
+    if own is None:
+        return first
+    # What it called is in its own traceback.
+    told = worker_failure(this.number, own, (), this.cwd)
+    where, hang = told.where, first.hang or {}
+    if where is not None:
+        hang = {**hang, "where": f"at {where['shown']}:{where['line']}"}
+    return replace(first, where=where or first.where, traceback=told.traceback, stacks=told.stacks, hang=hang)
+
+
+def _missing(clocks: Clocks, this: RoundVerdict, found: Sequence[FailedWorker]) -> Triage | None:
+    """Return the ranks' locations with those as suspects that did not come to where the others gave up; None: none."""
+    worker = found[0]
+    if this.places is None or not worker.cause.cascade or worker.cause.name in consequence.BY_ITSELF:
+        return None
+    source = consequence.origin(this.files, clocks, found, this.following)
+    if source is None or consequence.is_own_statement(worker):
+        return None
+    from ftslurm.report.missing_rank import suspects
+
+    return suspects(this.places, worker, source)
 
 
 def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstFailure:
@@ -209,7 +285,9 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     followers = this.following.get(worker.cause.name, ()) if worker.cause.cascade else ()
     others, following = this.failed[1:], [each.rank for each in followers]
     # Where ranks waited at different places, these tell which; the time-outs themselves may be equal.
-    same = alike(files, worker, others, following, this.world_size) if len(places) < 2 else None
+    collectives = collective_timeouts.remark(files, this.failed)
+    parted = len(places) > 1 or collective_timeouts.are_parted(files, this.failed)
+    same = None if parted else alike(files, worker, others, following, this.world_size)
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
     return replace(
         first,
@@ -219,6 +297,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         alike=None if same is None else same.as_dict(),
         remarks=(
             *_remarks(files, source, same, places),
+            *collectives,
             *_dead_thread(worker, tails),
             *consequence.last_words(worker, tails, healthy_stderr(files, this.failed_ranks)),
         ),
@@ -277,27 +356,75 @@ def _cost(this: RoundVerdict, after: RoundVerdict) -> Cost:
     first = this.first
     failed_ns = first.time_ns if first is not None and first.time_ns is not None else this.ended_ns
     step = first.step if first is not None and first.step is not None else this.last_step
+    if step is None and this.optimizer_steps is not None:
+        step = this.optimizer_steps[1]
+    again = begun_again(this, after)
     gap_ns = None if failed_ns is None or after.started_ns is None else max(0, after.started_ns - failed_ns)
     return Cost(
         None if gap_ns is None else gap_ns / 1e9,
-        None if step is None or after.first_step is None else max(0, step - after.first_step),
+        None if step is None or again is None else max(0, step - again),
         requeued=this.attempt != after.attempt,
     )
 
 
-def _triage(files: RoundFiles) -> Triage | None:
-    return _triage_of(files) if any(one.stop is None for one in files.stacks.values()) else None
+def begun_again(this: RoundVerdict, after: RoundVerdict) -> int | None:
+    """Return the first step of a later round, as a number that can be compared with those of `this`; None: unknown.
+
+    The count that an optimizer keeps goes on from a checkpoint. One that begins with 1 shows nothing: the round began
+    anew, or the script restores the weights alone, or the optimizer keeps no count.
+    """
+    if this.last_step is not None:
+        return after.first_step
+    made = after.optimizer_steps
+    return made[0] if this.optimizer_steps is not None and made is not None and made[0] > 1 else None
 
 
-def _standstill(files: RoundFiles) -> Standstill | None:
-    if not files.stacks:
+def _triage(files: RoundFiles, places: Triage | None) -> Triage | None:
+    return places if any(one.stop is None for one in files.stacks.values()) else None
+
+
+def _judged_collectives(files: RoundFiles, places: Triage | None, failures: root_cause.Failures) -> Judgement | None:
+    if not files.collectives:
+        return None
+    from ftslurm.report.collectives import judge_collectives
+
+    cascades = {each.rank for each in failures.judged if each.cause.cascade}
+    cascades |= {each.rank for group in failures.following.values() for each in group}
+    return judge_collectives(files, places, cascades, failures.judged)
+
+
+def _deciding(this: RoundVerdict) -> Judgement | None:
+    """Return what the records of the ranks' collectives show, if it takes the place of the stacks' verdict."""
+    if this.collectives is None:
+        return None
+    from ftslurm.report.collectives import decides
+
+    return this.collectives if decides(this.collectives, this.places) else None
+
+
+def _by_records(this: RoundVerdict, records: Judgement) -> Triage:
+    """Return the ranks' locations with the suspects of the records."""
+    from ftslurm.report.collectives import text_of, triage_by
+
+    return triage_by(records, this.places or _triage_of(this.files), text_of(records, this.files))
+
+
+def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | None) -> Standstill | None:
+    if found is None:
         return None
     from ftslurm.report.hang import dead_threads, finished_ranks
     from ftslurm.report.standstill import standstill
 
-    found = _triage_of(files)
     more = (dead_threads(files, found), finished_ranks(found))
-    return standstill(files.stacks, found, "; ".join(part for part in more if part))
+    told = "; ".join(part for part in more if part)
+    if records is not None:
+        from ftslurm.report.collectives import decides, text_of, triage_by
+
+        if decides(records, found):
+            text = text_of(records, files)
+            still = standstill(files.stacks, found, told, text)
+            return None if still is None else replace(still, triage=triage_by(records, found, text), by_records=True)
+    return standstill(files.stacks, found, told)
 
 
 def _triage_of(files: RoundFiles) -> Triage:

@@ -38,19 +38,20 @@ _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
 _BEHIND_TYPE, _END = 12, 24
 # gloo and c10d begin their messages with their own source location, which fills half a line.
+_SHAPE = re.compile(r"\btorch\.Size\((\[[\d, ]*\])\)")
 _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
 
 def brief(text: str) -> str:
-    """Return a message's first line without source locations of the runtime."""
-    return first_line(_NATIVE_PLACE.sub("", text[: 64 * 1024]))
+    """Return a message's first line without source locations of the runtime; shapes without their type."""
+    return first_line(_SHAPE.sub(r"\1", _NATIVE_PLACE.sub("", text[: 64 * 1024])))
 
 
 def cost_of(cost: Json) -> str:
     """``next round 1.1 s later, 20 steps repeated``; empty if nothing is known."""
     parts = []
     if cost["until_next_round_s"] is not None:
-        queue = ", requeued" if cost["requeued"] else ""
+        queue = ", in another attempt" if cost["requeued"] else ""
         parts.append(f"next round {duration(cost['until_next_round_s'])} later{queue}")
     if cost["steps_repeated"] is not None:
         parts.append(f"{plural(cost['steps_repeated'], 'step')} repeated")
@@ -96,6 +97,10 @@ def what(failure: Json) -> str:
     return f"{text[:-1]}, core dumped)" if text.endswith(")") else f"{text} (core dumped)"
 
 
+_SENTENCES = ("collectives", "missing")
+"""Verdicts on hangs whose description is a sentence with the rank as its subject."""
+
+
 def verdict(failure: Json) -> str:
     """``rank 3 on n2: ValueError: boom``, ``node n2 was lost ...``."""
     if failure["rank"] is None and (failure.get("kind") in (*JOB_KINDS, "unreachable") or failure["cause"] in OF_JOB):
@@ -104,7 +109,12 @@ def verdict(failure: Json) -> str:
         # Of several nodes, one after the other: the first one's.
         return crash(failure["nodes"], what(failure).partition(DEFECT)[2].partition("; ")[0])
     by_nodes = failure["rank"] is None and failure.get("kind") not in WORKER_KINDS
-    return f"{subject(failure)}{' ' if by_nodes else ': '}{what(failure)}{follows(failure)}"
+    by = failure["hang"]["verdict"] if failure.get("hang") else ""
+    if by == "collectives-parties":
+        # It names its ranks itself.
+        return what(failure)
+    # "rank 2 on n2 calls all_gather #118 where ...": a sentence, as of a node.
+    return f"{subject(failure)}{' ' if by_nodes or by in _SENTENCES else ': '}{what(failure)}{follows(failure)}"
 
 
 def follows(failure: Json) -> str:
@@ -166,6 +176,13 @@ def moment(failure: Json) -> str:
     return f"step {failure['step']}, round {failure['round']}"
 
 
+def step_of(entry: Json) -> str:
+    """``step 120``, ``optimizer step 120``, or empty: the last one of a round."""
+    if entry["last_step"] is None and entry["optimizer_steps"] is not None:
+        return f"optimizer step {entry['optimizer_steps']['last']}"
+    return "" if entry["last_step"] is None else f"step {entry['last_step']}"
+
+
 def after(report: Json) -> str:
     """`` after 1 recovered failure and 2 interruptions``; empty if nothing happened."""
     parts = []
@@ -224,7 +241,7 @@ def nodes_of(each: Json) -> str:
     return f"{number} nodes ({names(each['nodes'][:NODES_SHOWN])}{', ...' if number > NODES_SHOWN else ''})"
 
 
-def _shortened(text: str, room: int) -> str:
+def shortened(text: str, room: int) -> str:
     """Cut in the middle; of a claim with its evidence in parentheses, the evidence."""
     begin = text.find(" (") + 2
     if begin > 1 and text.endswith(")") and begin < room - 24:
@@ -255,7 +272,7 @@ class Style:
         lines = self.wrapped(start + rest, "", "  ")
         room = most * self.width - len(start)
         while len(lines) > most and room > self.width // 4:
-            lines = self.wrapped(start + _shortened(rest, room), "", "  ")
+            lines = self.wrapped(start + shortened(rest, room), "", "  ")
             room -= 4
         lines[1:] = lines[1:most]
         first = clip(lines[0], self.width)

@@ -1,4 +1,4 @@
-"""`ftslurm history`: how the runs of a directory ended, what failed, and what that cost."""
+"""`ftslurm history`: how the runs of a directory ended, what failed, and what that cost; or one run's events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def main(argv: Sequence[str]) -> int:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        _put(_history(options), options)
+        if options.events is None:
+            _put(_history(options), options)
+        else:
+            _put_events(options)
     except UsageError as error:
         print_error(f"ftslurm history: {error}")
         return USAGE
@@ -60,8 +63,38 @@ def _history(options: argparse.Namespace) -> dict[str, Any]:
     return history(list(read_in_parallel(read_run, chosen)), directory, since_ns, now_ns, failed=options.failed)
 
 
+def _put_events(options: argparse.Namespace) -> None:
+    """Print the events of one run, by its event log."""
+    from ftslurm.event_log.reading import read_events
+    from ftslurm.event_log.rendering import event_history, render
+    from ftslurm.report.pipeline import format_of
+    from ftslurm.sharedfs.answer_limit import AnswerLimit
+    from ftslurm.sharedfs.locate import NotFound, locate, place_of
+
+    if options.failed or (not options.json and format_of(options.output) == "html"):
+        wrong = "--failed" if options.failed else "page"
+        raise UsageError(f"--events: expected no {wrong} with it, only text or --json")
+    run, parent = options.events or None, options.directory
+    try:
+        with AnswerLimit("history", place_of(run, os.environ, Path.cwd(), parent)):
+            if run is None and parent is not None and not os.path.isdir(parent):
+                # history RUN --events
+                run, parent = parent, None
+            directory = locate(run, environ=os.environ, cwd=Path.cwd(), shared_dir=parent)
+            events = read_events(directory)
+    except NotFound as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
+    found = event_history(events, str(directory), None if options.since is None else time.time_ns() - options.since)
+    if options.json or format_of(options.output) == "json":
+        _write(json.dumps(found, indent=2) + "\n", options.output)
+    else:
+        _write(render(found, everything=options.all), options.output)
+
+
 def _put(found: dict[str, Any], options: argparse.Namespace) -> None:
-    from ftslurm.report.pipeline import format_of, publish
+    from ftslurm.report.pipeline import format_of
 
     output: Path | None = options.output
     form = "json" if options.json else format_of(output)
@@ -76,6 +109,12 @@ def _put(found: dict[str, Any], options: argparse.Namespace) -> None:
         from ftslurm.runs.history_text import render
 
         text = render(found, failed=options.failed, everything=options.all)
+    _write(text, output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    from ftslurm.report.pipeline import publish
+
     if output is None:
         show(text)
         return
@@ -98,10 +137,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_runs_directory(parser)
     parser.add_argument(
-        "--since", type=duration_ns, metavar="TIME", help="runs that changed within this time: 12h, 30d, 8w"
+        "--events",
+        nargs="?",
+        const="",
+        metavar="RUN_DIR|JOB_ID",
+        help="the events of one run instead: rounds, failures, decisions, exclusions; default: the newest run",
+    )
+    parser.add_argument(
+        "--since", type=duration_ns, metavar="TIME", help="runs that changed (events) within this time: 12h, 30d, 8w"
     )
     parser.add_argument("--failed", action="store_true", help="only runs with failures; failures by cause and by node")
-    parser.add_argument("--all", action="store_true", help="print all runs, causes and nodes, not only the first 40")
+    parser.add_argument(
+        "--all", action="store_true", help="print all, not only 40 runs, causes and nodes, or the newest 100 events"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write to FILE; a page if it ends in .html, or .json"

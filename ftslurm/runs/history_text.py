@@ -70,7 +70,7 @@ def totals(found: Json) -> list[str]:
     if sums["interrupted"]:
         lines.append(f"{plural(sums['interrupted'], 'round')} stopped from outside")
     labels = {"lost_s": "of work", "detection_s": "detection", "stopping_s": "stopping", "restart_s": "restarting"}
-    labels |= {"queue_s": "in the queue"}
+    labels |= {"queue_s": "between attempts"}
     lost = [f"{duration(sums[key])} {text}" for key, text in labels.items() if (sums[key] or 0) >= 0.05]
     if lost:
         held = f"; {hours(sums)}" if sums["rank_hours_lost"] else ""

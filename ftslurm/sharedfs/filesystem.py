@@ -28,7 +28,13 @@ class FileTooLarge(OSError):
 
 
 class FileSystem(Protocol):
-    """Operations of the control plane on a shared filesystem; each may raise `OSError`."""
+    """Operations of the control plane on a shared filesystem; each may raise `OSError`.
+
+    Attributes:
+        overlaps: calls of several threads at a time are faster than one after the other.
+    """
+
+    overlaps: bool
 
     def create(self, path: str, data: bytes, durable: bool) -> None:
         """Create a new file, mode 0600, with the complete `data`; synced to disk if `durable`."""
@@ -68,6 +74,8 @@ class PosixFileSystem:
     Args:
         owner: uid that files must belong to; files of other users raise `ForeignFile`. None: any owner.
     """
+
+    overlaps = True
 
     def __init__(self, owner: int | None = None) -> None:
         self._owner = owner

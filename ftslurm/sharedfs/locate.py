@@ -54,7 +54,7 @@ def locate(
     A run given neither by its path nor by its name is searched among the newest ones only, see `MOST_RUNS`.
 
     Args:
-        argument: a run directory, a job id (``123``, ``123_4``), a run id, or None for the newest run.
+        argument: a run directory, a job id (``123``, ``123_4``), a run id (``job-123``), or None for the newest run.
         environ: the environment; ``FTSLURM_SHARED_DIR`` is used.
         cwd: the current directory.
         shared_dir: the only shared directory to search, if given.
@@ -75,19 +75,21 @@ def locate(
         found = _in_parent(parent, argument, job)
         if found is not None:
             return found
-    if job is not None and argument is not None and shared_dir is None:
-        found = _pointed_to(cwd, argument)
+    # A run that is named by its default name is searched as its job is: job-123 as 123.
+    number = slurm_job(argument) if argument is not None else None
+    if number is not None and argument is not None and shared_dir is None:
+        found = _pointed_to(cwd, number)
         # Queried last: with slurmctld down the answer takes many seconds.
-        facts = job_facts(argument) if found is None and job_facts is not None else None
+        facts = job_facts(number) if found is None and job_facts is not None else None
         if facts is not None and facts.work_dir:
             parents.append(Path(facts.work_dir) / RUNS_FOLDER)
-            found = _in_parent(parents[-1], argument, job) or _pointed_to(Path(facts.work_dir), argument)
+            found = _in_parent(parents[-1], argument, job) or _pointed_to(Path(facts.work_dir), number)
         if facts is not None and facts.std_out:
-            found = found or _pointed_to(Path(facts.std_out).parent, argument)
+            found = found or _pointed_to(Path(facts.std_out).parent, number)
         if found is not None:
             return found
         if facts is not None and facts.state == "PENDING":
-            raise _pending(argument, facts, _nothing(argument, cwd, parents).looked)
+            raise _pending(number, facts, _nothing(argument, cwd, parents).looked)
     raise _nothing(argument, cwd, parents)
 
 
@@ -167,6 +169,12 @@ def is_job_id(argument: str) -> bool:
     return _JOB_ID.fullmatch(argument) is not None
 
 
+def slurm_job(argument: str) -> str | None:
+    """Return the Slurm job of a job id, or of a run's default name: `123` for `job-123`; None: it is neither."""
+    number = argument.removeprefix("job-")
+    return number if _JOB_ID.fullmatch(number) is not None else None
+
+
 def _parents(environ: Mapping[str, str], cwd: Path, shared_dir: str | None) -> list[Path]:
     if shared_dir is not None:
         return [cwd / shared_dir]
@@ -179,12 +187,16 @@ def _in_parent(parent: Path, argument: str | None, job: re.Match[str] | None) ->
     if argument is None:
         return _newest(_runs(parent))
     if job and (runs := [run for run in runs_of_job(parent / f"job-{argument}") if _is_run(run)]):
+        # A run of this very name is meant as well as the job's.
+        runs += [parent / argument] if _is_run(parent / argument) else []
         # In a shared directory anybody can take a name.
         return _newest([run for run in runs if not is_foreign(str(run))] or runs)
     if job and job[2] is None and (tasks := _named_tasks(parent, job[1])):
         return _newest(tasks.values())
     if _is_run(parent / argument):
         return parent / argument
+    # job-123 is the default name of job 123's run, which may have another one.
+    job = job or _JOB_ID.fullmatch(argument.removeprefix("job-"))
     return _newest(_with_job(parent, job[1], job[2])) if job else None
 
 
@@ -314,5 +326,18 @@ def _nothing(argument: str | None, cwd: Path, parents: list[Path]) -> NotFound:
             return NotFound(_not_a_run(cwd / argument), f"{here}{looked}")
     many = any(len(_scan(parent)) > MOST_RUNS for parent in parents)
     only = f", of whose runs only the {MOST_RUNS} newest by name were searched" if many else ""
-    text = f"found no {wanted} in {here}{looked}{only}; give the run directory itself, or --shared-dir"
+    meant = _similar_run(argument, parents) if argument is not None else None
+    hint = f"did you mean {meant}?" if meant is not None else "give the run directory itself, or --shared-dir"
+    text = f"found no {wanted} in {here}{looked}{only}; {hint}"
     return NotFound(text, f"{here}{looked}")
+
+
+def _similar_run(argument: str, parents: Iterable[Path]) -> str | None:
+    """Return the name of the run that a name was probably meant to be; a job's number is never taken for another's."""
+    if slurm_job(argument) is not None:
+        return None
+    from ftslurm.similar import MOST_EDITS, nearest
+
+    names = (name for parent in parents for name, _ in _scan(parent) if len(name) >= len(argument) - MOST_EDITS)
+    close = (name for name in names if name[:1] == argument[:1] or name[1:2] == argument[1:2])
+    return nearest(argument, itertools.islice(dict.fromkeys(close), MOST_RUNS))

@@ -13,7 +13,7 @@ from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.ownership import ForeignFile, check_own_directory, renamer
 from ftslurm.sharedfs.publish import publish_once, read_published
 
-STOP_FILE = "stop.request"
+STOP_FILE, STACKS_FILE = "stop.request", "stacks.request"
 RUNS_FOLDER = "ftslurm-runs"
 """Name of the folder of run directories in the job's submit directory."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=@-]{0,127}")
@@ -68,6 +68,20 @@ class RunDirectory:
         """A user's request to stop, beside the node records, whose directory the coordinator lists."""
         return os.path.join(self.root, "nodes", STOP_FILE)
 
+    @property
+    def stacks_file(self) -> str:
+        """A user's request for stacks, in the same place."""
+        return os.path.join(self.root, "nodes", STACKS_FILE)
+
+    @property
+    def asked(self) -> str:
+        """The directory of the nodes' answers to the newest such request; it exists once there was one."""
+        return os.path.join(self.root, "asked")
+
+    def asked_file(self, node: str) -> str:
+        """That node's answer."""
+        return os.path.join(self.asked, f"{node}.json")
+
     def attempt(self, attempt: str) -> str:
         """The directory of one Slurm (re)start."""
         return os.path.join(self.root, "attempts", attempt)
@@ -100,9 +114,30 @@ class RunDirectory:
         """Record that the command of `--on-event` was started for that event; `round_` 0: of the whole attempt."""
         return os.path.join(self.attempt(attempt), "events", f"{event}-{round_:06d}.json")
 
+    @property
+    def events(self) -> str:
+        """The directory of the run's event log."""
+        return os.path.join(self.root, "events")
+
+    def term_events_file(self, term: int) -> str:
+        """What the coordinator of that term has logged."""
+        return os.path.join(self.events, f"{term:06d}.jsonl")
+
+    def node_events_file(self, node: str, incarnation: str) -> str:
+        """What an agent that has not coordinated has logged."""
+        return os.path.join(self.events, f"{node}.{incarnation}.jsonl")
+
     def round_node_file(self, round_: int, node: str) -> str:
         """That node agent's record of that round."""
         return os.path.join(self.root, "rounds", f"{round_:06d}", "nodes", f"{node}.json")
+
+    def arrivals(self, round_: int) -> str:
+        """The directory of the nodes' records of when their ranks arrived at collectives in one round."""
+        return os.path.join(self.root, "rounds", f"{round_:06d}", "arrivals")
+
+    def arrivals_file(self, round_: int, node: str) -> str:
+        """That node's record."""
+        return os.path.join(self.arrivals(round_), f"{node}.json")
 
     @property
     def defects(self) -> str:
@@ -116,6 +151,10 @@ class RunDirectory:
     def rank(self, round_: int, rank: int) -> str:
         """The directory of one rank's logs and error file in one round."""
         return rank_directory(self.root, round_, rank)
+
+    def collectives_file(self, round_: int, rank: int) -> str:
+        """The record of a rank's collectives in one round."""
+        return os.path.join(self.rank(round_, rank), "collectives.json")
 
 
 def rank_directory(root: str, round_: int, rank: int) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 from ftslurm.dataclasses import asdict
 from ftslurm.records.node import NodeRecord
-from ftslurm.records.state import LEFT, READY, RUNNING, LostNode, State
+from ftslurm.records.state import FORMING, LEFT, READY, RUNNING, LostNode, State
 from ftslurm.rendezvous.exclusion import failed_repeatedly
+from ftslurm.rendezvous.pace import QUIET_HEARTBEATS
 from ftslurm.status.ranks import Rank, rank_of
 from ftslurm.status.snapshot import ReceivedRecord, Snapshot
 from ftslurm.text import duration
@@ -17,6 +18,8 @@ Dict = dict[str, Any]
 
 SILENT_HEARTBEATS = 3
 SILENT_LEAST_S = 10.0
+OLD_HEARTBEATS = 2
+"""Age of a record, in heartbeat intervals, up to which it shows the present."""
 LIMIT_S = 1e10
 
 
@@ -39,7 +42,17 @@ class Nodes:
         self.participants = [record for record in self.records.values() if (record.node, record.incarnation) in agents]
         after = snapshot.timing.exclude_after
         self.failed_repeatedly = failed_repeatedly(self.state.history, after) if self.state is not None else {}
-        self.silent_after_s = max(SILENT_LEAST_S, SILENT_HEARTBEATS * snapshot.timing.heartbeat_s)
+        self._silent_after_s = max(SILENT_LEAST_S, SILENT_HEARTBEATS * snapshot.timing.heartbeat_s)
+        # That of an agent that the coordinator hears by datagrams, which rewrites its record rarely.
+        self._quiet_s = QUIET_HEARTBEATS * snapshot.timing.heartbeat_s if self._may_be_quiet() else 0.0
+
+    def _may_be_quiet(self) -> bool:
+        """Return whether members write rarely: not while a round forms, some time after the last one has ended."""
+        state = self.state
+        if state is None or state.phase != FORMING:
+            return True
+        ended_ns = max((past.ended_ns for past in state.history if past.ended_ns is not None), default=0)
+        return span_s(ended_ns, self.snapshot.now_ns) <= OLD_HEARTBEATS * self.snapshot.timing.heartbeat_s
 
     def _silence(self, received: ReceivedRecord) -> float:
         """Return a lower bound: the record may have been rewritten while the others were read."""
@@ -52,11 +65,16 @@ class Nodes:
         if state is None or state.phase != RUNNING:
             return {}
         return {
-            each.rank: rank_of(record.node, each.step, each.intervals, self.silent_s[record.node] + self._took_s())
+            each.rank: rank_of(record.node, each, self.silent_s[record.node] + self._took_s())
             for record in self.participants
             if record.vitals is not None and record.vitals.round == state.round
             for each in record.vitals.ranks
         }
+
+    def findings(self) -> dict[str, list[str]]:
+        """Return what the health checks of each participant found, as texts."""
+        checked = ((record.node, record.health) for record in self.participants)
+        return {node: [each.line() for each in health.findings] for node, health in checked if health is not None}
 
     def _took_s(self) -> float:
         return self.snapshot.took_ns / 1e9
@@ -99,9 +117,14 @@ class Nodes:
         status = "spare" if self.state.phase == RUNNING and record.status == READY else record.status
         return self._row(record.node, "spare", record, *_with_health(record, status))
 
+    def _silent_after(self, node: str) -> float:
+        leads = self.state is not None and node == self.state.coordinator.node
+        return self._silent_after_s + (0.0 if leads else self._quiet_s)
+
     def _row(self, node: str, role: str, record: NodeRecord | None, status: str, why: str | None) -> Dict:
         vitals = record.vitals if record is not None and record.vitals and record.vitals.round == record.round else None
         known = [rank.step for rank in vitals.ranks if rank.step is not None] if vitals else []
+        made = [rank.optimizer_step for rank in vitals.ranks if rank.optimizer_step is not None] if vitals else []
         silent_s = self.silent_s[node] if record is not None else None
         return {
             "node": node,
@@ -112,8 +135,10 @@ class Nodes:
             "status": status,
             "round": record.round if record else None,
             "steps": [min(known), max(known)] if known else None,
+            "optimizer_steps": [min(made), max(made)] if made and not known else None,
             "silent_s": silent_s,
-            "silent": silent_s is not None and silent_s > self.silent_after_s,
+            "silent": silent_s is not None and silent_s > self._silent_after(node),
+            "old": silent_s is not None and silent_s > OLD_HEARTBEATS * self.snapshot.timing.heartbeat_s,
             "stuck": vitals.stuck if vitals else 0,
             "stacks_collected": record is not None
             and self.state is not None

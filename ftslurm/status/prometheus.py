@@ -33,6 +33,7 @@ class Metric:
 def metrics(status: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics of a status, see `ftslurm.status.summary` (pure); values that are None are unknown."""
     restarts, world, steps = status["restarts"] or {}, status["world"] or {}, status["steps"] or {}
+    made = steps.get("optimizer") or {}
     closed, nodes = status["closed"] or {}, status["nodes"]
     roles = Counter(node["role"] for node in nodes)
     outcomes = Counter(entry["outcome"] for entry in status["rounds"])
@@ -66,10 +67,12 @@ def metrics(status: Mapping[str, Any]) -> list[Metric]:
         one("nodes_needed", "least number of nodes of a round", world.get("min_nodes")),
         one("step_highest", "highest last training step of a rank", steps.get("last")),
         one("step_lowest", "lowest last training step of a rank", steps.get("first")),
+        one("optimizer_step_highest", "where no rank reports steps: highest step of an optimizer", made.get("last")),
         one("step_seconds", "usual time of a training step", steps.get("step_s")),
         one("ranks_with_steps", "ranks that report steps", steps.get("reporting")),
         one("ranks_behind", "ranks whose step is behind the others'", len(status["behind"])),
         one("ranks_slow", "ranks that are persistently slower", len(status["slow"])),
+        one("ranks_late", "ranks that arrive late at collectives", len(status["late"]["ranks"])),
         one("ranks_failed", "ranks that have failed in the present round", len(status["failures"])),
         one("hanging", "1 while a rank hangs", float(status["hang"] is not None)),
         one("exit_code", "exit code of an attempt that has ended", closed.get("exit_code")),

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.step_times import LEAST, Histogram, slow_ranks
+from ftslurm.records.arrivals import ArrivalsRecord
+from ftslurm.records.node import RankVitals
 
 Dict = dict[str, Any]
 Number = TypeVar("Number", int, float)
@@ -25,25 +27,31 @@ class Rank:
         step: the last training step that it reported; None before the first.
         pace: the intervals between its steps.
         age_s: by how much this record may be older than the newest of all records, in seconds.
+        optimizer_step: as in `ftslurm.records.node.RankVitals`.
     """
 
     node: str
     step: int | None
     pace: Histogram
     age_s: float
+    optimizer_step: int | None = None
 
 
-def rank_of(node: str, step: int | None, intervals: Sequence[tuple[int, int]], age_s: float) -> Rank:
+def rank_of(node: str, vitals: RankVitals, age_s: float) -> Rank:
     """Return a `Rank` from the values of a node record, without impossible counts."""
-    pairs = [(at, number) for at, number in intervals if number < COUNTS]
-    return Rank(
-        node, None if step is None else max(-STEPS, min(step, STEPS)), Histogram.from_pairs(pairs), max(0.0, age_s)
-    )
+    pairs = [(at, number) for at, number in vitals.intervals if number < COUNTS]
+    made = _bounded(vitals.optimizer_step)
+    return Rank(node, _bounded(vitals.step), Histogram.from_pairs(pairs), max(0.0, age_s), made)
+
+
+def _bounded(step: int | None) -> int | None:
+    return None if step is None else max(-STEPS, min(step, STEPS))
 
 
 def steps(ranks: Mapping[int, Rank], world_size: int) -> Dict:
     """Return the key "steps" of `ftslurm.status.summary`."""
     known = [rank.step for rank in ranks.values() if rank.step is not None]
+    made = [rank.optimizer_step for rank in ranks.values() if rank.optimizer_step is not None]
     return {
         "first": min(known, default=None),
         "last": max(known, default=None),
@@ -51,24 +59,27 @@ def steps(ranks: Mapping[int, Rank], world_size: int) -> Dict:
         "of": world_size,
         "step_s": _step_s(ranks),
         "compared": sum(rank.pace.intervals >= LEAST for rank in ranks.values()),
+        "optimizer": {"first": min(made), "last": max(made), "ranks": len(made)} if made and not known else None,
     }
 
 
 def behind(ranks: Mapping[int, Rank], heartbeat_s: float) -> list[Dict]:
     """Return the ranks whose step is behind that of the others, the last first.
 
-    Nodes publish at different times: a rank is behind only by more time than lies between their records.
+    Nodes publish at different times: a rank is behind only by more time than lies between their records, at the pace of
+    the fastest rank. An old record proves nothing: the steps since then are not known.
     """
     known = {number: rank.step for number, rank in ranks.items() if rank.step is not None}
-    step_s = _step_s(ranks)
+    step_s = min((rank.pace.median_s for rank in ranks.values() if rank.pace.intervals), default=0.0)
     if len(known) < 2 or not step_s:
         return []
     usual = _middle(known.values())
     found = []
     for number, step in known.items():
         # A step is sampled once per heartbeat interval, and published with the next heartbeat.
-        slack_s = 2 * heartbeat_s + ranks[number].age_s
-        if usual - step >= BEHIND_STEPS and (usual - step) * step_s > slack_s:
+        sampled_s = 2 * heartbeat_s
+        slack_s = sampled_s + ranks[number].age_s
+        if ranks[number].age_s <= sampled_s and usual - step >= BEHIND_STEPS and (usual - step) * step_s > slack_s:
             found.append({"rank": number, "node": ranks[number].node, "step": step, "usual": usual})
     return sorted(found, key=lambda each: (each["step"], each["rank"]))
 
@@ -82,6 +93,20 @@ def slow(ranks: Mapping[int, Rank]) -> list[Dict]:
     ]
 
 
+def late(arrivals: Iterable[ArrivalsRecord], findings: Mapping[str, Sequence[str]]) -> Dict:
+    """Return the key "late" of `ftslurm.status.summary`; `findings` of health checks, by node."""
+    nodes = {each.rank: (record.node, each) for record in arrivals for each in record.ranks}
+    if not nodes:
+        return {"compared": 0, "ranks": []}
+    from ftslurm.monitor.lateness import as_dicts, lateness
+
+    found = lateness(each for _, each in nodes.values())
+    return {
+        "compared": found.compared,
+        "ranks": as_dicts(found, {rank: node for rank, (node, _) in nodes.items()}, findings),
+    }
+
+
 def _step_s(ranks: Mapping[int, Rank]) -> float | None:
     medians = [rank.pace.median_s for rank in ranks.values() if rank.pace.intervals]
     return _middle(medians) if medians else None
@@ -93,4 +118,4 @@ def _middle(values: Iterable[Number]) -> Number:
     return ordered[len(ordered) // 2]
 
 
-__all__ = ["Rank", "behind", "rank_of", "slow", "steps"]
+__all__ = ["Rank", "behind", "late", "rank_of", "slow", "steps"]

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.timeouts import Timeouts, read_timeouts
+from ftslurm.records.arrivals import ArrivalsRecord
 from ftslurm.records.attempt import Attempt, StepEnd
 from ftslurm.records.codec import BadFile, read_record
 from ftslurm.records.node import NodeRecord, misnamed
@@ -25,6 +26,8 @@ STATE_TRIES = 5
 PROBLEMS_KEPT = 1000
 OUTPUTS_READ = 512
 """Of a larger world, whether any rank prints is not examined: that would take too many requests."""
+ARRIVALS_READ = 512
+"""Nodes whose samples of arrivals are read: some 50 KB each."""
 
 Fact = TypeVar("Fact")
 
@@ -72,6 +75,7 @@ class Snapshot:
         problems: the files that cannot be used, and why.
         time_limit_s: the job's time limit when the attempt began.
         printed_ns: when a rank of the running round printed last, by the file server's clock; None: unknown.
+        arrivals: of the nodes of the running round.
     """
 
     directory: str
@@ -87,6 +91,7 @@ class Snapshot:
     problems: tuple[Problem, ...] = ()
     time_limit_s: int | None = None
     printed_ns: int | None = None
+    arrivals: tuple[ArrivalsRecord, ...] = ()
 
 
 def read(
@@ -137,6 +142,7 @@ class _Reader:
             ended_ns=self.ended_ns(state.attempt) if state is not None else None,
             problems=tuple(self.problems),
             printed_ns=self.printed_ns(state, attempt[2]) if state is not None and with_nodes else None,
+            arrivals=tuple(self.arrivals(state)) if state is not None and with_nodes else (),
         )
 
     def printed_ns(self, state: State, logs: str | None) -> int | None:
@@ -152,6 +158,18 @@ class _Reader:
                 return None
             newest.append(max(stamps))
         return max(newest, default=None)
+
+    def arrivals(self, state: State) -> Iterable[ArrivalsRecord]:
+        """Yield what the running round's nodes have sampled, for few enough nodes."""
+        if state.phase != RUNNING:
+            return
+        parent = self.directory / "rounds" / f"{state.round:06d}" / "arrivals"
+        known = {f"{part.node}.json" for part in state.participants}
+        for name in [name for name in self.listing(parent) if name in known][:ARRIVALS_READ]:
+            path = parent / name
+            record = self.record(path, RECORD_LIMIT, lambda data: read_record(ArrivalsRecord, data, "it", lenient=True))
+            if record is not None and record.round == state.round:
+                yield record
 
     def nodes(self) -> Iterable[ReceivedRecord]:
         parent = self.directory / "nodes"

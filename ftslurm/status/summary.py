@@ -21,8 +21,9 @@ world           {nodes, ranks, min_nodes, max_nodes}: size of the round, and lim
 formed_ns       when the round formed, by the coordinator's clock; ``formed_s``: for how long it has run, by the
                 difference to this machine's clock
 restarts        {used, allowed}
-steps           {first, last, reporting, of, step_s, compared}: lowest and highest last training step of the ranks,
-                number of ranks that report steps, of all, usual time of a step, number of ranks with compared paces
+steps           {first, last, reporting, of, step_s, compared, optimizer}: lowest and highest last training step of the
+                ranks, number of ranks that report steps, of all, usual time of a step, number of ranks with compared
+                paces; where no rank reports steps, {first, last, ranks} of the optimizers' steps, else null
 closed          {outcome, reason, exit_code, time_ns, saved} when it is closed; `saved`: of a run that was stopped, at
                 which step its ranks left and saved, or that no save is recorded
 stop            {cause, reason, node, since_s, step, agreed, left_s}: a pending orderly stop: why, the node where the
@@ -31,9 +32,9 @@ stop            {cause, reason, node, since_s, step, agreed, left_s}: a pending 
 hang            {rank, node, what, step, acknowledged, stacks_collected, of, awaited}: the rank that hangs; whether the
                 state contains the hang yet; number of nodes that have collected their ranks' stacks, and the others
 failures        [{rank, node, message, step}]: failures in the round that still runs
-forming         {ready, needed, busy, health_pending, unhealthy, missing}: while a round forms: number of nodes ready,
-                minimal number, nodes that still end the last round, whose health is pending, that are unhealthy, and
-                without a node record
+forming         {ready, needed, busy, awaited, silent, health_pending, unhealthy, missing}: while a round forms: number
+                of nodes ready, minimal number, nodes that still end the last round, whose record is older, that are
+                silent, whose health is pending, that are unhealthy, and without a node record
 rounds          the last rounds, newest first: {round, outcome, reason, nodes, ranks, formed_ns, ended_ns, took_s}
 quiet_s         for how long no rank of the running round has printed; None: unknown
 timeouts        {rounds, silent, detects_hangs, entries: [{what, name, seconds, source}]}: time-outs in force: number
@@ -41,19 +42,24 @@ timeouts        {rounds, silent, detects_hangs, entries: [{what, name, seconds, 
                 hangs is detected (null: not known yet, false: no rank has opted in); `what` is "heartbeat", "first
                 heartbeat", "section" (`name`), "between sections" or "hang"; `seconds` None: off; `source` is
                 "option", "learned" or "default"
-nodes           in rank order: {node, role, ranks, first_rank, slots, status, round, steps, silent_s, silent, stuck,
-                stacks_collected, why}. `role`: "rank" (participant of the round), "spare", "gone" (left or lost),
-                "missing" (allocated, without a record), "earlier" (its record is from an earlier attempt). `steps`:
-                [lowest, highest]. `silent_s`: lower bound of the time since its last write, by the file server's clock
-                alone; `silent`: that is much more than a heartbeat interval. `stuck`: how often its agent's loop was
-                stuck. `stacks_collected`: it has collected its ranks' stacks. `why`: why it left, was lost, is leaving
-                or is unhealthy. `unhealthy`: why it cannot take part in a round; `health_pending`: its health checks
-                are running; `excluded`: why other nodes are preferred to it, since the run or before it; `health`:
-                {status, checked_ns, set, findings: [{check, status, subject, text, advice, since_ns}]} of the last run
-                of its health checks, times by its own clock
+nodes           in rank order: {node, role, ranks, first_rank, slots, status, round, steps, silent_s, silent, old,
+                stuck, stacks_collected, why}. `role`: "rank" (participant of the round), "spare", "gone" (left or
+                lost), "missing" (allocated, without a record), "earlier" (its record is from an earlier attempt).
+                `steps`: [lowest, highest]. `silent_s`: lower bound of the time since its last write, by the file
+                server's clock alone; `silent`: that is much longer than an agent takes between two writes, which is
+                half a minute where the coordinator hears it by datagrams; `old`: two heartbeat intervals have passed,
+                so that `steps` are of the past. `stuck`: how often its agent's loop was stuck. `stacks_collected`: it
+                has collected its ranks' stacks. `why`: why it left, was lost, is leaving or is unhealthy. `unhealthy`:
+                why it cannot take part in a round; `health_pending`: its health checks are running; `excluded`: why
+                other nodes are preferred to it, since the run or before it; `health`: {status, checked_ns, set,
+                findings: [{check, status, subject, text, advice, since_ns}]} of the last run of its health checks,
+                times by its own clock
 lost            nodes lost in this attempt: {node, round, time_ns, silent_s}
 behind          ranks whose step is behind the others', the last first: {rank, node, step, usual}
 slow            ranks that are persistently slower than the others, the slowest first: {rank, node, median_s, others_s}
+late            ranks that arrive late at collectives (`ftslurm.monitor.lateness`), the latest first: {compared (number
+                of ranks), ranks: [{rank, node, late_s, share (of the compared steps), step_s, steps, findings (texts
+                of health checks on its node)}]}
 newest_s        age of the newest node record, by the difference between this machine's clock and the file server's
 clock_behind_s  lower bound of this machine's clock's delay behind the file server's
 problems        files that cannot be used: {file, reason}
@@ -81,7 +87,7 @@ from ftslurm.records.state import (
     State,
 )
 from ftslurm.status.nodes import Nodes, clean_s, span_s
-from ftslurm.status.ranks import behind, slow, steps
+from ftslurm.status.ranks import behind, late, slow, steps
 from ftslurm.status.snapshot import Snapshot
 from ftslurm.status.stopping import outcome, pending_stop
 
@@ -136,6 +142,7 @@ def summarise(snapshot: Snapshot) -> Dict:
         "lost": [_lost(lost) for lost in state.lost] if state else [],
         "behind": behind(ranks, snapshot.timing.heartbeat_s),
         "slow": slow(ranks),
+        "late": late(snapshot.arrivals, nodes.findings()),
         "newest_s": newest_s,
         "clock_behind_s": span_s(snapshot.now_ns + snapshot.took_ns, snapshot.server_ns),
         "slurm": None,
@@ -223,12 +230,15 @@ def _forming(state: State | None, rows: list[Dict]) -> Dict | None:
     if state is None or state.phase != FORMING:
         return None
     present = [row for row in rows if row["role"] in ("rank", "spare")]
-    staying = [row for row in present if row["why"] is None and row["status"] not in ("no record", "lost", "left")]
+    here = [row for row in present if row["why"] is None and row["status"] not in ("no record", "lost", "left")]
+    staying = [row for row in here if not row["silent"]]
     ready = [row for row in staying if row["status"] == READY]
     return {
         "ready": sum(not row["health_pending"] for row in ready),
         "needed": state.min_nodes,
-        "busy": [row["node"] for row in staying if row["status"] != READY],
+        "busy": [row["node"] for row in staying if row["status"] != READY and not row["old"]],
+        "awaited": [row["node"] for row in staying if row["status"] != READY and row["old"]],
+        "silent": [row["node"] for row in here if row["silent"]],
         "health_pending": [row["node"] for row in ready if row["health_pending"]],
         "unhealthy": [row["node"] for row in present if row["unhealthy"] is not None],
         "missing": [row["node"] for row in rows if row["role"] == "missing"],

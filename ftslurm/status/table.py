@@ -32,6 +32,9 @@ def table(rows: Sequence[Json], current: int | None, style: Style, *, grouped: b
     cells = [["nodes" if grouped else "node", *HEAD], *(_cells(group, grouped) for group in groups.values())]
     if all(row["round"] in (None, current) for row in rows if row["role"] == "rank"):
         cells = [[*line[:ROUND], *line[ROUND + 1 :]] for line in cells]
+    if not any(row["silent"] for row in rows):
+        # The age of a record is no silence: whom the coordinator hears by datagrams writes every half minute.
+        cells = [[*line[:-2], line[-1]] for line in cells]
     lines = [style.line(line) for line in columns(cells)]
     return [style.section(lines[0]), *lines[1:]]
 
@@ -49,13 +52,13 @@ def _group_key(row: Json) -> tuple[object, ...]:
 
 def _cells(group: Sequence[Json], grouped: bool) -> list[str]:
     first = group[0]
-    steps = [step for row in group if row["steps"] is not None for step in row["steps"]]
+    steps = [step for row in group for step in row["steps"] or row["optimizer_steps"] or ()]
     return [
         _names([row["node"] for row in group], grouped),
         clip(_ranks(group), RANKS_WIDTH),
         "" if first["round"] is None else clip(str(first["round"]), 8),
-        clip(_span(steps), STEPS_WIDTH),
-        _silence([row["silent_s"] for row in group if row["silent_s"] is not None]),
+        f"{clip(_span(steps), STEPS_WIDTH)}{_age(group) if steps else ''}",
+        _silence([row["silent_s"] for row in group if row["silent"]]),
         _status(group),
     ]
 
@@ -87,6 +90,12 @@ def _span(numbers: Sequence[int]) -> str:
         return ""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low}-{high}"
+
+
+def _age(group: Sequence[Json]) -> str:
+    """Return how old the steps are, if they are not of the present: nodes publish at different times."""
+    old = [row["silent_s"] for row in group if row["old"] and not row["silent"]]
+    return f" ({'' if len(group) == 1 else 'up to '}{duration(max(old))} ago)" if old else ""
 
 
 def _silence(seconds: Sequence[float]) -> str:

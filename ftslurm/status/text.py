@@ -25,8 +25,8 @@ OVER = ("ended", "silent")
 INTERRUPTED = "interrupted: "
 """The reason of an orderly stop begins with it."""
 NOT_DETECTED = (
-    "a rank that hangs is not detected: no rank has sent a heartbeat (ftslurm.heartbeat() in the script, "
-    "or --hang-timeout SECONDS for scripts without)"
+    "a rank that hangs is not detected: no rank has sent a heartbeat (ftslurm.heartbeat() in the script, or the first "
+    "20 steps of a torch optimizer; or --hang-timeout SECONDS)"
 )
 
 
@@ -139,7 +139,9 @@ def _unknown(status: Json) -> tuple[str, str, str]:
 
 
 def _step(status: Json) -> str:
-    last = status["steps"]["last"]
+    last, made = status["steps"]["last"], status["steps"]["optimizer"]
+    if last is None and made is not None:
+        return f", optimizer step {made['last']}"
     return "" if last is None else f", step {last}"
 
 
@@ -218,6 +220,10 @@ def _waits(status: Json) -> Iterable[str]:
     if forming is not None:
         if forming["busy"]:
             yield f"still ending the last round: {_list(forming['busy'])}"
+        if forming["awaited"]:
+            yield f"awaited: {_list(forming['awaited'])}"
+        if forming["silent"]:
+            yield f"silent: {_list(forming['silent'])}"
         if forming["health_pending"]:
             yield f"health pending: {_list(forming['health_pending'])}"
         if forming["unhealthy"]:
@@ -297,15 +303,21 @@ def _health(status: Json, style: Style, everything: bool) -> list[str]:
 def _ranks(status: Json, style: Style, everything: bool) -> list[str]:
     """Return the pace of training steps, and conspicuous ranks."""
     most = len(status["nodes"]) * 1000 if everything else MAX_RANKS
-    steps, slow = status["steps"], status["slow"]
+    steps, slow, late = status["steps"], status["slow"], status["late"]
     lines: list[str] = []
     if steps["step_s"]:
+        made = steps["optimizer"]
         few = f"; {steps['reporting']} of {plural(steps['of'], 'rank')} report steps"
         few = few if steps["reporting"] < steps["of"] else ""
-        # The figures cannot show a slow rank there, which must not be read as "no problem".
-        none = "; no slow rank (not detectable in synchronous training)"
-        none = none if steps["compared"] > 1 and not slow else ""
-        lines += style.wrapped(f"pace: {duration(steps['step_s'])} a step{few}{none}")
+        if made is not None:
+            few = f"; {made['ranks']} of {plural(steps['of'], 'rank')} step" if made["ranks"] < steps["of"] else ""
+        none = ""
+        if not slow and not late["ranks"] and (steps["compared"] > 1 or late["compared"] > 1):
+            # Equal steps alone must not be read as "no problem".
+            none = "; no slow rank" if late["compared"] > 1 else "; no slow rank (arrivals at collectives not compared)"
+        lines += style.wrapped(
+            f"pace: {duration(steps['step_s'])} {'a step' if made is None else 'a step of the optimizer'}{few}{none}"
+        )
     for each in status["behind"][:most]:
         where = f"rank {each['rank']} on {safe(each['node'])}"
         lines.append(style.line(f"behind: {where}: step {each['step']}, the others are at {each['usual']}"))
@@ -314,7 +326,14 @@ def _ranks(status: Json, style: Style, everything: bool) -> list[str]:
         where = f"rank {each['rank']} on {safe(each['node'])}"
         paces = f"{duration(each['median_s'])} a step, the others {duration(each['others_s'])} (medians)"
         lines.append(style.line(f"slow: {where}: {paces}"))
-    return lines + _more(len(slow) - most, "rank", "slow")
+    lines += _more(len(slow) - most, "rank", "slow")
+    if not late["ranks"]:
+        return lines
+    from ftslurm.monitor.lateness import phrase
+
+    for each in late["ranks"][:most]:
+        lines += style.wrapped(f"slow: rank {each['rank']} on {safe(each['node'])} {safe(phrase(each))}")
+    return lines + _more(len(late["ranks"]) - most, "rank", "late")
 
 
 def _more(number: int, thing: str, what: str) -> list[str]:

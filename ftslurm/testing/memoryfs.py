@@ -94,6 +94,8 @@ class MemoryFileSystem:
         hook: called around each operation of this client; None: no faults.
     """
 
+    overlaps = False
+
     def __init__(self, hook: Hook | None = None) -> None:
         self.hook = hook
         self._tree = _Tree()

@@ -22,7 +22,7 @@ class RunContents:
         history, lost, closed: as in the state.
         round_nodes: the round records, by round and node.
         errors: the error records, by round and rank.
-        outputs: the text of each log, by round, rank and "stdout", "stderr" or "stacks".
+        outputs: the text of each file, by round, rank and "stdout", "stderr", "stacks" or "collectives".
         status, reasons: of the node records.
         last_record_ns: when a node published its last record; absent: at the end.
         exclusions: further values of a node record.

@@ -44,8 +44,8 @@ def write_run(run: RunContents) -> Path:
         by_clock = _shifted(run, content, error.node or "") if run.clocks else content
         _put(_rank_path(run, number, rank) / "error.json", json.dumps(by_clock).encode())
     for (number, rank, stream), text in run.outputs.items():
-        name = "stacks.txt" if stream == "stacks" else f"{stream}.log"
-        folder = _rank_path(run, number, rank) if stream == "stacks" else _log_path(run, number, rank)
+        name = {"stacks": "stacks.txt", "collectives": "collectives.json"}.get(stream, f"{stream}.log")
+        folder = _log_path(run, number, rank) if name.endswith(".log") else _rank_path(run, number, rank)
         (folder / name).write_text(text)
     return run.path
 

@@ -98,6 +98,7 @@ def stacks_text(
         found = Stacks(local_rank, problem=place, facts=(("State", "?"),))
     else:
         calls = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in reversed(place))
+        calls = calls or "  <no Python frame>\n"
         found = Stacks(local_rank, f"Current thread 0x00007f4f70cb3b80 (most recent call first):\n{calls}")
     return encode(found, rank=rank, node=node, time_ns=time_ns, why=why).decode()
 

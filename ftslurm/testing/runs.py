@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ftslurm.failures.retryability import blame
+from ftslurm.records.codec import write_record
+from ftslurm.records.flight import DUMP, NONE, SOCKET, FlightRecord, Trace
 from ftslurm.testing.run_contents import START_NS, RunContents
 from ftslurm.testing.run_files import write_run
 from ftslurm.testing.run_records import (
@@ -111,20 +113,23 @@ class RunBuilder(RunContents):
             )
         return self
 
-    def steps(self, first: int, last: int, *, startup_s: float = 0.0, over_s: float = 0.0) -> RunBuilder:
-        """Set the training steps reported by all ranks of this round, from ``first`` to ``last``.
+    def steps(
+        self, first: int, last: int, *, startup_s: float = 0.0, over_s: float = 0.0, reported: bool = True
+    ) -> RunBuilder:
+        """Set the training steps of all ranks of this round, from ``first`` to ``last``.
 
         Args:
             first, last: the steps.
             startup_s: time until the first one was reported.
             over_s: time from the first to the last one.
+            reported: by the script; False: they are those of its optimizer.
         """
         self.wait(startup_s)
         first_ns = self.now_ns
         self.wait(over_s)
         for node in self.newest_nodes():
             for worker in node["workers"]:
-                worker["progress"] = progress(first, first_ns, last, self.now_ns)
+                worker["progress" if reported else "optimizer_steps"] = progress(first, first_ns, last, self.now_ns)
         return self
 
     def find(
@@ -252,7 +257,7 @@ class RunBuilder(RunContents):
             rank: the hung rank.
             message: the expired time-out.
             places: for each rank its main thread's calls (file, line, function), outermost first, or why they could
-                not be collected, such as "stopped (SIGSTOP)".
+                not be collected, such as "stopped (SIGSTOP)". Without a call, its script is over.
             step: the last training step that it reported.
             after_s: time to advance before.
             silent_s: time since its last heartbeat.
@@ -277,6 +282,22 @@ class RunBuilder(RunContents):
             of = (each, its_worker["local_rank"], its_node["node"], self.now_ns)
             text = stacks_text(*of, place, message if each == rank else None)
             self.outputs[node["round"], each, "stacks"] = text
+        return self
+
+    def collectives(self, rank: int, trace: Trace | None, *, left: bool = False) -> RunBuilder:
+        """Add the record of a rank's collectives, as collected now.
+
+        Args:
+            rank: of the newest round.
+            trace: what torch's flight recorder held; None: the rank gave no answer.
+            left: whether the rank left it when an exception ended it, and was not asked.
+        """
+        node, worker = self.worker_of(rank)
+        trouble = "no answer within 2 s" if trace is None else None
+        source = NONE if trace is None else DUMP if left else SOCKET
+        where = (self.run_id, node["round"], node["node"], rank, self.now_ns)
+        record = FlightRecord(*where, source, trouble, trace=trace)
+        self.outputs[node["round"], worker["rank"], "collectives"] = write_record(record).decode()
         return self
 
     def log(self, rank: int, text: str, stream: str = "stderr") -> RunBuilder:

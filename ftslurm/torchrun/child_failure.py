@@ -18,8 +18,9 @@ def failure_of(error: BaseException, round_: int, node: str) -> Failure | None:
     rank, first = error.get_first_failure()
     signal = first.signal_name() if first.exitcode < 0 else None
     message = f"exit code {first.exitcode}" if signal is None else f"killed by {signal}"
-    if signal is None and first.message and not first.message.startswith(NO_MESSAGE):
-        message = first.message.strip().partition("\n")[0]
+    said = _text(first.message)
+    if signal is None and said and not said.startswith(NO_MESSAGE):
+        message = said.partition("\n")[0]
     return Failure(
         round_,
         node,
@@ -32,3 +33,10 @@ def failure_of(error: BaseException, round_: int, node: str) -> Failure | None:
         message[:LONGEST],
         None,
     )
+
+
+def _text(message: object) -> str:
+    # Of a function with torch's `record` around it (torch puts one around each function, too), it is a dictionary.
+    if isinstance(message, dict):
+        message = message.get("message", "")
+    return str(message).strip()

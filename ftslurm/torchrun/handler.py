@@ -14,6 +14,7 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from ftslurm.agent.courier import CourierThread
 from ftslurm.dataclasses import replace
 from ftslurm.records.codec import BadFile
-from ftslurm.records.node import first_record
+from ftslurm.records.node import NodeRecord, first_record
 from ftslurm.records.state import (
     CLOSED,
     EXIT_FAILED,
@@ -52,11 +53,12 @@ from ftslurm.records.state import (
 from ftslurm.rendezvous.abandonment import RunInUse
 from ftslurm.rendezvous.member import FencedOut, Member, NodeRefused
 from ftslurm.rendezvous.observation import AT_ONCE, RunSpec, Timing
+from ftslurm.rendezvous.observer import NODE_FILE_LIMIT
 from ftslurm.rendezvous.pace import Pace
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.publish import random_nonce
-from ftslurm.text import duration
+from ftslurm.text import duration, plural
 from ftslurm.torchrun.child_failure import failure_of
 from ftslurm.torchrun.endpoint import choose_attempt
 from ftslurm.torchrun.link import LOG, Link
@@ -94,10 +96,10 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         self._params = params
         self._options = options
         self._endpoint = endpoint
-        fs = PosixFileSystem(owner=os.geteuid())
+        self._fs = fs = PosixFileSystem(owner=os.geteuid())
         self._cell = FencedCell(fs, endpoint.run.state)
-        fixed = params.min_nodes == params.max_nodes
-        self._attempt = choose_attempt(endpoint.attempts, self._read_state(), fixed)
+        self._is_fixed = params.min_nodes == params.max_nodes
+        self._attempt = choose_attempt(endpoint.attempts, self._read_state(), self._is_fixed)
         run_spec = RunSpec(
             endpoint.run_id, self._attempt, endpoint.expected, params.min_nodes, params.max_nodes, ENDLESS
         )
@@ -194,8 +196,8 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
         if self._round and state is not None and state.round == self._round and state.attempt == self._attempt:
             # Only for its own round: another one continues without this agent.
             if isinstance(error, SignalException | KeyboardInterrupt):
-                # Stopped by a signal: this node leaves, the others may stay. (Newer torch does not call shutdown then.)
-                return self._leave(STOPPED_REASON, LEAVE_S)
+                # Stopped by a signal. (Newer torch does not call shutdown then.)
+                return self._stop()
             if error is not None:
                 done = self._give_up(error)
             elif state.phase == RUNNING:
@@ -292,25 +294,57 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
     def _close(self, outcome: str, reason: str, exit_code: int, failure: Failure | None) -> bool:
         """Close the run; return False if the shared directory did not allow it in time."""
 
-        def task() -> None:
-            try:
-                self._member.close(outcome, reason, exit_code, failure)
-            except (FencedOut, RunInUse, NodeRefused):
-                # Another job's run by now.
-                pass
-
         if not self._started or self._finished:
             try:
-                task()
+                self._close_at_once(outcome, reason, exit_code, failure)
             except (OSError, BadFile) as error:
                 raise RendezvousConnectionError(f"rendezvous {self._endpoint.run_id}: {error}") from error
             return True
+        return self._in_courier(
+            lambda: self._close_at_once(outcome, reason, exit_code, failure), self._options.close_timeout_s
+        )
+
+    def _close_at_once(self, outcome: str, reason: str, exit_code: int, failure: Failure | None) -> None:
+        try:
+            self._member.close(outcome, reason, exit_code, failure)
+        except (FencedOut, RunInUse, NodeRefused):
+            # Another job's run by now.
+            pass
+
+    def _in_courier(self, task: Callable[[], None], timeout_s: float) -> bool:
+        """Run a task in the courier's thread; return False if it has not ended in time."""
         results: list[object] = []
         self._courier.send(task, results.append)
-        end = time.monotonic() + self._options.close_timeout_s
+        end = time.monotonic() + timeout_s
         while not results and time.monotonic() < end:
             self._link.wait(0.1)
         return bool(results)
+
+    def _stop(self) -> bool:
+        """Leave, as torchrun was stopped by a signal.
+
+        A run of fixed size is closed, since the others could only wait for this node; it can be run again under its
+        name. One of variable size goes on, or waits for nodes.
+        """
+        if self._is_fixed and not self._finished:
+            self._in_courier(self._close_if_others_wait, LEAVE_S)
+        return self._leave(STOPPED_REASON, LEAVE_S)
+
+    def _close_if_others_wait(self) -> None:
+        own, others = self._record.node, 0
+        for name in self._fs.listdir(self._endpoint.run.nodes):
+            node, _, kind = name.rpartition(".")
+            if kind != "json" or node in ("", own) or name.startswith("."):
+                continue
+            path = self._endpoint.run.node_file(node)
+            try:
+                record = NodeRecord.decode(self._fs.read(path, NODE_FILE_LIMIT), path)
+            except (OSError, BadFile):
+                continue
+            others += record.attempt == self._attempt and record.status in (READY, RUNNING)
+        if 0 < others < self._params.min_nodes:
+            left = f"{others} of {plural(self._params.min_nodes, 'node')} {'is' if others == 1 else 'are'} left"
+            self._close_at_once(STOPPED, f"{own} left ({STOPPED_REASON}): {left}", EXIT_FAILED, None)
 
     def _leave(self, reason: str, timeout_s: float) -> bool:
         self._finished = True
@@ -323,7 +357,7 @@ class SharedFSHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _leave_at_exit(self) -> None:
         """Leave when torchrun exits without a shutdown, as on a signal, so that no node waits for its time-out."""
-        self._leave(STOPPED_REASON, LEAVE_S)
+        self._stop()
 
     def _publish(self, status: str) -> None:
         self._record = replace(self._record, status=status, round=self._round)

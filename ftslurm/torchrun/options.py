@@ -59,8 +59,19 @@ _SECONDS = {
 # Only for torch's dynamic rendezvous; "timeout" is set by torchrun itself and never read.
 _DYNAMIC_ONLY = {"heartbeat_timeout"}
 _IGNORED = {"timeout"}
+_OF_C10D = ("is_host", "store_type")
+_QUOTES = "'\""
 _NODE_TIMEOUT_S = 8.0
 _FEWEST_ATTEMPTS = 3
+
+
+def without_quotes(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the configuration without the quotes of a line such as `ARGS="--rdzv-conf='join_timeout=5,timeout=5'"`.
+
+    A shell does not remove quotes that come out of a variable. torch's own backends silently ignore an option so named.
+    """
+    bare = {name.strip(_QUOTES): value for name, value in config.items()}
+    return {name: value.strip(_QUOTES) if isinstance(value, str) else value for name, value in bare.items()}
 
 
 def read_options(config: Mapping[str, object]) -> HandlerOptions:
@@ -85,12 +96,18 @@ def read_options(config: Mapping[str, object]) -> HandlerOptions:
     return HandlerOptions(protocol, **values, keep_alive_max_attempt=attempts)
 
 
+def ignored_options(config: Mapping[str, object]) -> str | None:
+    """Return a line about options that only torch's backend c10d has a use for; None: there are none."""
+    found = ", ".join(name for name in _OF_C10D if name in config)
+    return f"--rdzv-conf {found}: ignored, the backend sharedfs has no store on a host" if found else None
+
+
 def _refuse_unknown(config: Mapping[str, object], protocol: str) -> None:
     known = {"protocol", *_SECONDS, "keep_alive_max_attempt"}
     if protocol == DYNAMIC:
         known |= _DYNAMIC_ONLY
     for name in config:
-        if name not in known | _IGNORED:
+        if name not in known | _IGNORED | set(_OF_C10D):
             raise WrongOption(f"--rdzv-conf {name}: the backend sharedfs supports only {', '.join(sorted(known))}")
 
 

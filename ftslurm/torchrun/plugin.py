@@ -29,9 +29,13 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     from ftslurm.torchrun.dynamic import create_dynamic_handler
     from ftslurm.torchrun.endpoint import open_endpoint
     from ftslurm.torchrun.handler import SharedFSHandler
-    from ftslurm.torchrun.options import DYNAMIC, read_options
+    from ftslurm.torchrun.link import LOG
+    from ftslurm.torchrun.options import DYNAMIC, ignored_options, read_options, without_quotes
 
+    params.config = without_quotes(params.config)
     options = read_options(params.config)
+    if note := ignored_options(params.config):
+        LOG.warning(note)
     endpoint = open_endpoint(params, options.protocol)
     if options.protocol == DYNAMIC:
         return create_dynamic_handler(params, endpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,12 +25,19 @@ def serve(address: str, timeout_s: float) -> TCPStore:
     Raises:
         RuntimeError: it cannot be created, or this node does not reach itself at that address.
     """
-    return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return _store(address, 0, timeout_s, is_master=True)
 
 
 def connect(address: str, port: int, timeout_s: float) -> TCPStore:
     """Return a client of another node's store; `RuntimeError` if it cannot be reached."""
-    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return _store(address, port, timeout_s, is_master=False)
+
+
+def _store(address: str, port: int, timeout_s: float, *, is_master: bool) -> TCPStore:
+    # A torch may be built without libuv; then its users set this variable, which torch's own launcher reads.
+    libuv = os.environ.get("USE_LIBUV", "1") == "1"
+    limit = timedelta(seconds=timeout_s)
+    return TCPStore(address, port, is_master=is_master, wait_for_workers=False, timeout=limit, use_libuv=libuv)
 
 
 def gather(store: Store, nodes: int, is_current: Callable[[], bool]) -> bool:

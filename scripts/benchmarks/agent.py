@@ -8,10 +8,11 @@ import os
 import platform
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure, table, tools
+from benchmarks import measure, table, tools, warm
 from benchmarks.table import Measurement
 
 OURS = "ftslurm"
@@ -30,7 +31,9 @@ MEASUREMENTS = (
     Measurement("rss", f"resident beside {MEMORY_WORKERS} workers, RSS", "MB", 25e6),
     Measurement("pss", f"resident beside {MEMORY_WORKERS} workers, PSS", "MB"),
     Measurement("report", "ftslurm report of a small run", "s", 0.15),
+    *warm.MEASUREMENTS,
 )
+WARM = tuple((how, name, name == "warm") for how in ("kill", "raise") for name in ("warm", "cold"))
 Sample = dict[str, float]  # a measurement's key -> seconds or bytes
 
 
@@ -124,11 +127,12 @@ def collect(found: list[tools.Tool], runs: int) -> tuple[dict[str, table.Samples
         ("2 nodes", lambda tool: measure_restart(tool, 2)),
         ("memory", measure_memory),
         ("report", measure_report),
+        *((f"restart, {how}, {name}", partial(warm.measure_restart, how=how, warm=ahead)) for how, name, ahead in WARM),
     )
     for number in range(runs + 1):  # run 0 warms caches up and does not count
         for title, part in parts:
             for tool in found:
-                if title == "report" and tool.name != OURS:
+                if title in ("report", *(f"restart, {how}, {name}" for how, name, _ in WARM)) and tool.name != OURS:
                     continue  # other tools have none
                 print(f"run {number}/{runs}, {title}: {tool.name}", file=sys.stderr, flush=True)
                 try:

@@ -1,4 +1,4 @@
-"""How long the commands that people type take: the status of a run, the list and the history of a thousand."""
+"""How long the commands that people type take: help, report and status of a run, list and history of a thousand."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ RUNS, PER_NODE = 1000, 8
 UNSAVED = 10
 """One run of so many has no saved report."""
 MEASUREMENTS = (
+    Measurement("help", "ftslurm --help", "s", 0.1),
+    Measurement("status", "status of a run on 4 nodes, 32 ranks", "s", 0.1),
+    Measurement("report", "report of the same run", "s", 0.1),
+    Measurement("report_saved", "report of a run that has ended", "s", 0.1),
     Measurement("status_64", "status of a run on 64 nodes, 512 ranks", "s", 0.2),
     Measurement("status_1024", "status of a run on 1024 nodes, 8192 ranks", "s", 1.0),
     Measurement("list", f"list of {RUNS} runs, the newest 20", "s"),
@@ -73,11 +77,15 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     folders = {name: parent / name / "ftslurm-runs" for name in ("saved", "unsaved", "live")}
     for folder in folders.values():
         folder.mkdir(parents=True)
-    for nodes in (64, 1024):
+    for nodes in (4, 64, 1024):
         _in_child(lambda: live_run(folders["live"], nodes))  # noqa: B023
     _in_child(lambda: many_runs(folders["saved"], saved=True))
     _in_child(lambda: many_runs(folders["unsaved"], saved=False))
     commands = {
+        "help": ["--help"],
+        "status": ["status", str(folders["live"] / "live-4")],
+        "report": ["report", str(folders["live"] / "live-4")],
+        "report_saved": ["report", str(folders["saved"] / "job-1")],
         "status_64": ["status", str(folders["live"] / "live-64")],
         "status_1024": ["status", str(folders["live"] / "live-1024")],
         "list": ["list", str(folders["saved"])],

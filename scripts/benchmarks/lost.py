@@ -36,9 +36,9 @@ _TUNED = {
     "torchrun": ("--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=2",),
 }
 CASES = (
-    Case("lost_default", "node lost → spare's world runs, defaults", {"ftslurm": (), "torchrun": ()}, bar=10.0),
+    Case("lost_default", "node lost → spare's world runs, defaults", {"ftslurm": (), "torchrun": ()}, bar=4.0),
     Case("lost_tuned", "node lost → spare's world runs, tuned", _TUNED, bar=3.0),
-    Case("leader_default", "the same, the coordinator's node, defaults", {"ftslurm": ()}, True, 10.0),
+    Case("leader_default", "the same, the coordinator's node, defaults", {"ftslurm": ()}, True, 4.0),
     Case("leader_tuned", "the same, the coordinator's node, tuned", {"ftslurm": _TUNED["ftslurm"]}, True, 3.0),
 )
 

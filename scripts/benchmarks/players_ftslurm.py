@@ -30,6 +30,8 @@ FINISH_S = 10.0
 class CountingFileSystem:
     """The real filesystem, with each call and byte counted; one thread uses it."""
 
+    overlaps = False
+
     def __init__(self) -> None:
         self._fs = PosixFileSystem(owner=os.geteuid())
         self.calls = self.sets = self.bytes_read = self.bytes_written = 0

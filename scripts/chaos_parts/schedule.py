@@ -87,7 +87,7 @@ def plan(seed: int, number: int, faults: Sequence[Fault] = FAULTS, gloo: bool = 
         steps,
         "gloo" if gloo and with_gloo else "star",
         1 if gloo and with_gloo else per_node,
-        ("--spare-imports", "json") if standby else (),
+        ("--warm-imports", "json") if standby else (),
         slow_stop_s,
         tuple(sorted(blows, key=lambda blow: (blow.since, blow.at_s))),
         polls,

@@ -1,4 +1,4 @@
-"""Compiles the NVML stand-in, writes its answers, and runs checks against it in a process of their own."""
+"""Compiles the stand-ins of NVML and CUDA, writes NVML's answers, and runs checks against it in a process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("nvml.c")
+CUDA = Path(__file__).with_name("cuda.c")
 PROGRAM = Path(__file__).with_name("run_checks.py")
 HEALTHY = (
     "* ecc 1",
@@ -51,13 +52,13 @@ def compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
-def build(directory: Path, *defines: str) -> Path:
-    """Compile the library into a directory; return that directory."""
+def build(directory: Path, *defines: str, source: Path = SOURCE, library: str = "libnvidia-ml.so.1") -> Path:
+    """Compile a library into a directory; return that directory."""
     path = compiler()
     assert path is not None, "no C compiler"
     directory.mkdir(parents=True, exist_ok=True)
     flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", *(f"-D{name}" for name in defines)]
-    subprocess.run([path, *flags, "-o", directory / "libnvidia-ml.so.1", SOURCE], check=True)
+    subprocess.run([path, *flags, "-o", directory / library, source], check=True)
     return directory
 
 

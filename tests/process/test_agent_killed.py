@@ -90,6 +90,7 @@ def test_an_agent_that_dies_of_a_stop_is_not_replaced(start: Start) -> None:
 # Both killed
 
 
+@pytest.mark.alone  # the next start of any run ends what was left
 def test_what_a_run_leaves_whose_guardian_and_agent_were_killed_together_is_gone_after_the_next_start(
     start: Start, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_what_a_run_leaves_whose_guardian_and_agent_were_killed_together_is_gone
     assert f"ended 1 process that a killed ftslurm run of yours had left on this node: {orphan}" in other.err
 
 
+@pytest.mark.alone
 def test_a_start_leaves_living_runs_and_what_came_from_other_hosts_alone(start: Start, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -109,6 +109,7 @@ SCENARIOS: dict[str, tuple[str, tuple[str, ...]]] = {
     "exits": (EXITS, ("--health", "off")),
     "hangs": (HANGS, (*TWO, *OFTEN)),
     "polls": (POLLS, TWO),
+    "bound": (FAILS, (*TWO, "--numa-binding", "node")),
 }
 
 Inject = Callable[..., Started]
@@ -183,22 +184,30 @@ METHODS: dict[Component, dict[str, str]] = {
         "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _execute _copy",
         "ftslurm.agent.output:_Terminal": "fails: __init__ write",
     },
-    containment.MESSAGES: {"ftslurm.agent.loop:": "fails: messages"},
-    containment.DOORBELL: {"ftslurm.agent.doorbell:Doorbell": "fails: __init__ fileno ring"},
+    containment.MESSAGES: {
+        "ftslurm.agent.loop:": "fails: messages",
+        "ftslurm.agent.node_effects:": "fails: left_behind",
+    },
+    containment.DOORBELL: {"ftslurm.agent.doorbell:Doorbell": "fails: __init__ fileno ring answers refusals"},
     containment.EXCLUSION: {
         "ftslurm.agent.exclusion:Excluder": "fails: __init__ on_state finish _work _strike",
         "ftslurm.agent.exclusion:Excluder ": "checked: on_health",
         "ftslurm.agent.exclusion:": "fails: exclusion_of",
     },
+    containment.EVENTS: {"ftslurm.event_log.writer:EventLog": "fails: __init__ on_state _flush _append"},
     containment.LEFTOVERS: {"ftslurm.agent.revocation:Revocation": "fails: clean_up"},
     containment.BUILD_LOCKS: {
         "ftslurm.agent.build_locks:BuildLocks": "fails: __init__ deadline on_time scan scan_builders remove"
+    },
+    containment.ARRIVALS: {
+        "ftslurm.agent.arrival_sampling:ArrivalSampler": "fails: __init__ deadline begin on_time over _next"
     },
     containment.STOP_PAGES: {
         "ftslurm.agent.stop_pages:StopPages": "fails: __init__ begin set_job_end clear",
         "ftslurm.agent.stop_pages:StopPages ": "polls: saving catching",
     },
     containment.JOB_WATCH: {"ftslurm.agent.job_watch:JobWatch": "fails: __init__ on_state deadline close"},
+    containment.NUMA_BINDING: {"ftslurm.agent.numa_binding:": "bound: cpus_of_ranks"},
     containment.GUARD: {"ftslurm.monitor.loop_watchdog:LoopWatchdog": "fails: __init__ start working waiting"},
 }
 
@@ -255,14 +264,21 @@ def test_a_defect_in_the_orderly_stop_ends_the_ranks_by_their_signal(inject: Inj
 NOT_CALLED = {
     *STOPPING,  # Tried above.
     "poll",  # Of the job watch, only with --stop-when or in a job of Slurm.
+    *("request_stacks", "stacks_answer"),  # Only when a user asks.
     "forgive",  # Only after this process was stopped for a while.
+    "excluded",  # The event log's, when this agent excludes a node.
     "stop",  # The loop guard's, for tests.
+    "ask",  # The doorbell's, once agents hear each other.
     "check",  # The loop guard's thread's, every five seconds; what goes wrong there is suppressed there.
 }
 
 
+DOORBELL_OF_TWO_NODES = ("answer", "ring", "send")
+
+
 def test_every_public_method_of_a_helper_part_is_tried() -> None:
-    tried = {one[2] for one in HELPERS} | {one[1] for one in ON_A_SPARE} | {"ftslurm.agent.doorbell:Doorbell:answer"}
+    between_nodes = {f"ftslurm.agent.doorbell:Doorbell:{name}" for name in DOORBELL_OF_TWO_NODES}
+    tried = {one[2] for one in HELPERS} | {one[1] for one in ON_A_SPARE} | between_nodes
     for place in {target.rpartition(":")[0] for target in tried}:
         module, _, name = place.partition(":")
         if not name or name.startswith("_") or name in ("StackCollection", "TimerFile", "Pipe", "Revocation"):
@@ -298,7 +314,7 @@ def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_sam
     inject: Inject, part: Component, target: str
 ) -> None:
     run = inject(
-        SPARE_LEADS, target, "--local-nodes", "2", "--nnodes", "1", "--spare-imports", "decimal", "--health", "off",
+        SPARE_LEADS, target, "--local-nodes", "2", "--nnodes", "1", "--warm-imports", "decimal", "--health", "off",
         "--node-timeout", "4", INJECT_NODE="1/2", FTSLURM_REPORT="1",
     )  # fmt: skip
     run.until(lambda: "standby workers are ready" in run.err or (run.directory / "injected").exists())
@@ -311,7 +327,7 @@ def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_sam
     assert part.meaning in " ".join(run.out.split())
 
 
-@pytest.mark.parametrize("name", ["answer", "ring"])
+@pytest.mark.parametrize("name", DOORBELL_OF_TWO_NODES)
 def test_a_doorbell_that_fails_costs_its_node_nothing_but_time(inject: Inject, name: str) -> None:
     run = inject(FAILS, f"ftslurm.agent.doorbell:Doorbell:{name}", "--local-nodes", "2", "--health", "off")
     assert run.wait() == 0, run.err
@@ -363,7 +379,9 @@ CORE = [
 
 @pytest.mark.parametrize(
     ("target", "how"),
-    [(target, "once") for target in CORE] + [(target, "always") for target in CORE if "AgentLoop" not in target],
+    # The first task that is sent is a component's, which contains it.
+    [(target, "once") for target in CORE if target != "ftslurm.agent.courier:Courier:send"]
+    + [(target, "always") for target in CORE if "AgentLoop" not in target],
 )
 def test_a_defect_in_the_core_stops_the_workers_and_the_agent_leaves_with_that_reason(
     inject: Inject, target: str, how: str

@@ -48,7 +48,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     place = tmp_path_factory.mktemp("footprint")
     (place / "train.py").write_text(FAILS_ONCE)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FTSLURM", "SLURM", "PYTHON"))}
-    options = ["--nproc-per-node", "2", "--shared-dir", "runs"]
+    options = ["--nproc-per-node", "2", "--shared-dir", "runs", "--numa-binding", "node"]
     process = subprocess.run(
         [sys.executable, "-S", "-c", PROBE, "run", *options, "train.py"],
         cwd=place,

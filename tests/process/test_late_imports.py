@@ -62,7 +62,7 @@ SCENARIOS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "a rank crashes": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", ("--max-restarts", "0"), 1),
     "it would fail again": (MISUSES, ("--nproc-per-node", "2"), 78),
     "the node is found unhealthy": (FAILS, ("--health-command", "exit 2", "--join-timeout", "1"), 1),
-    "a spare takes part": (EXITS, ("--local-nodes", "2", "--nnodes", "1", "--spare-imports", "decimal"), 0),
+    "a spare takes part": (EXITS, ("--local-nodes", "2", "--nnodes", "1", "--warm-imports", "decimal"), 0),
 }
 
 

@@ -56,7 +56,7 @@ def sprung(trapped: Path) -> str:
     [
         ("--local-nodes", "2"),
         ("--nproc-per-node", "2"),
-        ("--local-nodes", "2", "--spare-imports", "json,decimal"),
+        ("--local-nodes", "2", "--warm-imports", "json,decimal"),
         ("--nproc-per-node", "auto", "--max-restarts", "1"),
     ],
     ids=" ".join,

@@ -122,7 +122,7 @@ while not os.path.exists("done"):
 print("chatty" in sys.modules)
 """
     run = old(
-        script, "--local-nodes", "2", "--nnodes", "1", "--spare-imports", "chatty", "--max-restarts", "1",
+        script, "--local-nodes", "2", "--nnodes", "1", "--warm-imports", "chatty", "--max-restarts", "1",
         "--redirects", "3", "--node-timeout", "5",
     )  # fmt: skip
     run.until(lambda: "standby workers are ready" in run.err and (run.directory / "up0.1").exists())

@@ -182,6 +182,33 @@ def test_tee_shows_the_chosen_local_ranks_and_redirects_keeps_the_rest(start: St
     ]
 
 
+def test_torchruns_filters_prefix_and_local_rank_have_torchruns_meaning(start: Start) -> None:
+    script = "import os, sys; print('out', sys.argv[1:]); print('keep', file=sys.stderr); print('x', file=sys.stderr)"
+    options = [
+        "--nproc-per-node",
+        "3",
+        "-r",
+        "0",
+        "-t",
+        "3",
+        "--local-ranks-filter",
+        "0,2",
+        "--duplicate-stderr-filters",
+        "keep",
+    ]
+    template = "[${role_name}${local_rank}]:"
+    after = ("${local_rank}", "$$x")
+    run = start(script, *options, after=after, TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)
+    assert run.wait() == 0, run.err
+    assert sorted(line for line in run.out.splitlines() if line.startswith("[")) == [
+        f"[default{rank}]:out ['{rank}', '$x']" for rank in (0, 2)
+    ]
+    ranks = run.run_dir / "rounds/000001/ranks"
+    copied = sorted((ranks / "00000/filtered_stderr.log").read_text().splitlines())
+    assert copied == ["[default0]:keep", "[default2]:keep"]
+    assert (ranks / "00001/stdout.log").read_text() == "out ['1', '$x']\n"
+
+
 def test_redirects_0_leaves_the_output_where_it_is(start: Start) -> None:
     run = start("print('plain')", "--redirects", "0")
     assert run.wait() == 0
@@ -319,7 +346,7 @@ def test_a_run_id_in_use_by_a_living_job_is_refused(start: Start, tmp_path: Path
         (["--nproc-per-node", "gpu", "train.py"], "no GPU found"),
         (["--unknown", "train.py"], "--unknown"),
         (["--max-restart", "1", "train.py"], "--max-restart"),
-        (["--rdzv-endpoint", "host:1", "train.py"], "leave it out"),
+        (["--rdzv-endpoint", "host:1", "train.py"], "use: ftslurm run train.py"),
         (["--shared-dir", "train.py", "train.py"], "is a file, expected a directory"),
         (["--shared-dir", "/proc/nothing", "train.py"], "/proc/nothing"),
         (["--rdzv-id", "../up", "train.py"], "--rdzv-id '../up'"),
@@ -337,7 +364,8 @@ def test_bad_input_gives_one_line_and_code_2_and_nothing_starts(
     run = Started(tmp_path, *arguments)
     assert run.wait() == 2, run.err
     assert words in run.err
-    assert len(run.err.splitlines()) == 1, run.err
+    # Options of torchrun that are to be dropped are listed, with the corrected command line.
+    assert len(run.err.splitlines()) == (3 if "--rdzv-endpoint" in arguments else 1), run.err
     assert run.out == ""
     assert not (tmp_path / "started").exists()
 
@@ -446,3 +474,36 @@ def test_the_workers_environment_has_every_name_that_torchrun_sets(start: Start,
         "OMP_NUM_THREADS",
     )
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+
+
+@pytest.mark.parametrize("options", [(), ("--local-nodes", "2")])
+def test_a_launcher_above_finds_the_first_failure_in_its_error_file(start: Start, options: tuple[str, ...]) -> None:
+    script = "raise ValueError('no such shard')"
+    run = start(script, "--max-restarts", "0", *options, TORCHELASTIC_ERROR_FILE="above.json", FTSLURM_REPORT="0")
+    assert run.wait() == 1
+    content = json.loads((run.directory / "above.json").read_text())
+    assert list(content) == ["message"]
+    message = content["message"]
+    assert (message["message"], message["errorCode"]) == ("ValueError: no such shard", 1)
+    assert "train.py" in message["extraInfo"]["py_callstack"]
+
+
+def test_a_script_that_starts_a_run_and_ends_with_its_code_is_reported_by_what_failed_in_that(start: Start) -> None:
+    script = (
+        "import os, subprocess, sys\n"
+        "if len(sys.argv) == 1: raise ValueError('no such shard')\n"
+        "inner = [sys.executable, '-m', 'ftslurm', 'run', '--max-restarts', '0', '--rdzv-id', 'inner', 'train.py']\n"
+        "sys.exit(subprocess.run(inner).returncode)\n"
+    )
+    run = start(script, "--max-restarts", "0", "--rdzv-id", "outer", after=("outer",))
+    assert run.wait(60) == 1
+    (run.directory / "ftslurm-runs/inner").rename(run.directory / "inner")
+    failure = json.loads((run.run_dir / "report.json").read_text())["rounds"][0]["first_failure"]
+    assert failure["what"] == "ValueError: no such shard"
+    assert failure["where"]["line"] == 2
+
+
+def test_without_a_failure_a_launcher_above_finds_no_error_file(start: Start) -> None:
+    run = start("pass", TORCHELASTIC_ERROR_FILE="above.json", FTSLURM_REPORT="0")
+    assert run.wait() == 0
+    assert not (run.directory / "above.json").exists()

@@ -261,7 +261,7 @@ def test_a_save_that_exceeds_the_grace_is_reported_as_unfinished(start: Start) -
 
 
 def test_a_second_ctrl_c_during_a_save_is_reported_as_that(start: Start) -> None:
-    run = start(SAVES_SLOWLY, *TWO_NODES, "--grace", "50", SAVE_S="60")
+    run = start(SAVES_SLOWLY, *TWO_NODES, "--grace", "9", SAVE_S="60")
     up(run)
     run.process.send_signal(signal.SIGINT)
     run.until(lambda: '"committed":true' in newest_state(run))

@@ -117,6 +117,7 @@ if refused and "ftslurm.cli" in sys.orig_argv:
     def no_thread(*arguments, **named):
         raise RuntimeError("can't start new thread")
     class NoSocket(_socket.socket):
+        __slots__ = ()
         __init__ = not_permitted
     if refused == "mkfifo":
         os.mkfifo = not_permitted

@@ -140,11 +140,11 @@ def test_a_program_without_a_handler_is_not_killed_by_the_question(ranks: Ranks)
     ranks.processes.append(process)
     ranks.targets.append(target)
     found, took_s = collect([target])
-    assert found[0].problem == "does not catch the dump signal: it is not a Python script that ftslurm started"
+    assert found[0].problem == "no answer to the dump signal: no Python script that ftslurm started"
     assert took_s < 0.5
     (worker.records / "hang.txt").touch()
     found, _ = collect([target])
-    assert found[0].problem == "does not catch the dump signal, or has closed the file for its stacks"
+    assert found[0].problem == "no answer to the dump signal, or the file for its stacks is closed"
     assert process.poll() is None
 
 
@@ -294,7 +294,7 @@ def test_a_program_of_the_users_own_handler_keeps_it(ranks: Ranks) -> None:
     ranks.targets.append(Target(0, process.pid, os.pidfd_open(process.pid), str(worker.records)))
     ranks.wait()
     found, _ = collect(ranks.targets)
-    assert found[0].problem == "does not catch the dump signal: it is not a Python script that ftslurm started"
+    assert found[0].problem == "no answer to the dump signal: no Python script that ftslurm started"
     os.kill(process.pid, DUMP_SIGNAL)
     until = time.monotonic() + 10
     while not (ranks.place / "mine").exists():
@@ -323,7 +323,7 @@ def test_a_program_that_closed_all_its_files_is_not_made_to_write_into_another_o
     ranks.start(source + SLEEP)
     ranks.wait()
     found, _ = collect(ranks.targets)
-    assert found[0].problem == "does not catch the dump signal, or has closed the file for its stacks"
+    assert found[0].problem == "no answer to the dump signal, or the file for its stacks is closed"
     assert (ranks.place / "data").read_text() == ""
 
 
@@ -348,7 +348,7 @@ def test_what_is_no_plain_file_is_not_waited_for(ranks: Ranks) -> None:
     os.mkfifo(path)
     found, took_s = collect(ranks.targets)
     assert found[0].problem is not None
-    assert found[0].problem.startswith("does not catch the dump signal")
+    assert found[0].problem.startswith("no answer to the dump signal")
     assert took_s < 0.5
 
 

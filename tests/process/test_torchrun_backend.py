@@ -196,6 +196,12 @@ def test_torch_finds_the_backend_by_its_entry_point(tmp_path: Path) -> None:
     assert handler.shutdown()
 
 
+def test_quotes_that_a_shell_left_around_the_options_are_dropped(tmp_path: Path) -> None:
+    assert create(tmp_path, protocol="fold", **{"'read_timeout": "5'"}).shutdown()
+    handler = create(tmp_path / "dynamic", **{"'join_timeout": "7'"})
+    assert handler.settings.timeout.join.total_seconds() == 7
+
+
 def test_closing_the_rendezvous_reaches_all_nodes(tmp_path: Path) -> None:
     first, second = create(tmp_path, protocol="fold"), create(tmp_path, protocol="fold")
     first.set_closed()

@@ -132,7 +132,18 @@ def test_a_run_of_fixed_size_can_be_run_again_under_its_name(agents: Agents) -> 
     assert agents.state["attempts"] == ["torchrun.0", "torchrun.1"]
 
 
+def skip_without_libuv() -> None:
+    """Workers open the store of their agent by libuv alone, whatever USE_LIBUV is; Debian builds torch without it."""
+    from torch.distributed import TCPStore
+
+    try:
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    except RuntimeError as error:
+        pytest.skip(f"this torch's workers cannot open the store of any torchrun: {error}")
+
+
 def test_two_agents_on_one_host_form_one_world_that_computes_together(agents: Agents) -> None:
+    skip_without_libuv()
     script = WORKER + (
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "x = torch.ones(1)\ndist.all_reduce(x)\nnote(f'sum={x.item():g}')\n"
@@ -191,6 +202,22 @@ def test_an_agent_that_is_requested_to_stop_is_not_waited_for(agents: Agents) ->
     assert agents.codes()[1] == 0, agents.log()
 
 
+def test_an_agent_of_a_fixed_number_that_is_stopped_ends_the_others(agents: Agents) -> None:
+    """With the c10d backend of torch, the other one waits for a node that does not come."""
+    agents.two(UNTIL_TOLD, "--nnodes=2", conf="keep_alive_interval=0.5,keep_alive_max_attempt=60")
+    agents.until(lambda: len(agents.notes("begun")) == 2)
+    agents.processes[0].send_signal(signal.SIGTERM)
+    codes = agents.codes(40)
+    assert all(codes), agents.log()
+    closed = agents.state["closed"]
+    assert closed["outcome"] == "stopped"
+    assert closed["reason"].endswith("left (its torchrun was stopped): 1 of 2 nodes is left")
+    # The name can be used again, as after another end.
+    (agents.directory / "stop").touch()
+    agents.two(UNTIL_TOLD, "--nnodes=2")
+    assert agents.codes(60)[-2:] == [0, 0], agents.log()
+
+
 def test_a_late_node_gets_in(agents: Agents) -> None:
     agents.start(UNTIL_TOLD, "--nnodes=1:2", conf=FAST + ",last_call_timeout=1")
     agents.until(lambda: ["0", "1"] in [note[:2] for note in agents.notes("begun")])
@@ -246,7 +273,7 @@ def test_a_node_that_asks_for_another_size_is_refused_and_disturbs_no_other(agen
 @pytest.mark.parametrize(
     ("conf", "expected"),
     [
-        ("store_type=file", "--rdzv-conf store_type: the backend sharedfs supports only"),
+        ("store_size=1", "--rdzv-conf store_size: the backend sharedfs supports only"),
         ("protocol=other", "--rdzv-conf protocol=other: expected fold or dynamic"),
         ("join_timeout=soon", "--rdzv-conf join_timeout=soon: expected seconds"),
     ],

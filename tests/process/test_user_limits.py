@@ -71,7 +71,7 @@ def test_no_check_fails_for_a_users_own_limits(name: str, limits: list[int], tmp
     assert looked >= 2
 
 
-@pytest.mark.parametrize(("name", "limits"), [("processes", range(6, 22, 3)), ("files", range(14, 26, 2))])
+@pytest.mark.parametrize(("name", "limits"), [("processes", range(6, 22, 3)), ("files", range(16, 30, 2))])
 def test_a_start_that_fails_for_a_users_own_limits_is_not_held_against_the_node(
     name: str, limits: list[int], tmp_path: Path
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_start_that_fails_for_a_users_own_limits_is_not_held_against_the_node(
         directory = tmp_path / str(limit)
         directory.mkdir()
         options = ["--nproc-per-node", "4", "--max-restarts", "2", "--exclude-after", "1", "--health", "off"]
-        command = [sys.executable, "-m", "ftslurm.cli", "run", *options, "--join-timeout", "20", str(script)]
+        command = [sys.executable, "-m", "ftslurm.cli", "run", *options, "--join-timeout", "5", str(script)]
         done = limited(name, limit, command, directory)
         excluded = list(directory.glob("ftslurm-runs/excluded/*"))
         assert excluded == [], (limit, [one.read_text() for one in excluded], done.stderr[-2000:])

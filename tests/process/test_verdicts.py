@@ -22,9 +22,9 @@ dist.all_reduce(torch.ones(1))
 """
 
 
-def told(directory: Path, program: str, *arguments: str) -> tuple[dict[str, Any], str]:
+def told(directory: Path, program: str, *arguments: str, options: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
     (directory / "train.py").write_text(BEGIN + program)
-    run = Started(directory, *NODES, "train.py", *arguments)
+    run = Started(directory, *NODES, *options, "train.py", *arguments)
     assert run.wait(90) != 0, run.err
     report = json.loads((run.run_dir / "report.json").read_text())
     return report["cause"], " ".join((run.run_dir / "report.txt").read_text().split())
@@ -51,9 +51,10 @@ dist.all_reduce(torch.ones(1))
 dist.all_reduce(torch.ones(1))
 """
     cause, text = told(tmp_path, program)
-    assert (cause["role"], cause["follows"]) == ("cascade", "rank 2 did not fail")
-    assert 'the stderr of rank 2 ends with "uploading"' in text
-    assert "rank 2 was in upload at train.py:" in text
+    assert (cause["rank"], cause["role"]) == (2, "primary")
+    assert "rank 2 on local1 has not joined all_reduce #2 [1 float32], in which rank" in text
+    assert "in time.sleep at train.py:" in text
+    assert "| uploading" in text
 
 
 def test_a_wait_for_a_key_that_no_rank_sets_is_no_consequence_of_another_ranks_end(tmp_path: Path) -> None:
@@ -105,9 +106,7 @@ time.sleep(60)
     assert "all ranks of local1, and only these: FileNotFoundError" in text
 
 
-def test_ranks_that_wait_for_each_other_at_different_places_are_two_parties(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
-    program = f"""{LATER}{TOGETHER}
+APART = f"""{LATER}{TOGETHER}
 impatient = dist.new_group(timeout=timedelta(seconds=5))
 dist.all_reduce(torch.ones(1))
 
@@ -123,7 +122,18 @@ if RANK == 0:
 sync()
 sync()
 """
-    text = told(tmp_path, program)[1]
+
+
+def test_ranks_that_wait_in_different_calls_are_shown_by_their_records(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
+    text = told(tmp_path, APART)[1]
+    assert "rank 0 on local0 calls barrier #2 where ranks 1-3 call all_reduce #2 [1 float32]" in text
+    assert "which is done" not in text
+
+
+def test_ranks_that_wait_for_each_other_at_different_places_are_two_parties_without_records_too(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
+    text = told(tmp_path, APART, options=("--flight-recorder", "off"))[1]
     assert "all 4 ranks" not in text
     parties = r"ranks 1-3 at train.py:\d+ in sync, rank 0 at train.py:\d+ in evaluate"
     assert re.search(f"the ranks waited at different places: {parties}", text), text
@@ -194,8 +204,9 @@ if RANK == 0:
 dist.all_reduce(torch.ones(1))
 """
     cause, text = told(tmp_path, program)
-    assert (cause["role"], cause["follows"]) == ("cascade", "rank 0 had finished")
-    assert 'the stderr of rank 0 ends with "ERROR:root:training aborted: the validation set is empty"' in text
+    assert (cause["rank"], cause["role"]) == (0, "primary")
+    assert "rank 0 on local0 ended with exit code 0 while" in text
+    assert "| ERROR:root:training aborted: the validation set is empty" in text
 
 
 def test_ranks_that_log_an_exception_and_exit_are_judged_by_what_each_has_logged(tmp_path: Path) -> None:

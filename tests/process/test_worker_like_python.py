@@ -53,7 +53,7 @@ for name, value in sorted(globals().items()):
 print(__builtins__ is __import__('builtins'))
 print(type(__loader__).__module__, getattr(__loader__, 'name', None), getattr(__loader__, 'path', None))
 import sys
-print(sys.argv, sys.path, sys.modules['__main__'].__dict__ is globals(), __name__)
+print(sys.argv, sys.orig_argv, sys.path, sys.modules['__main__'].__dict__ is globals(), __name__)
 print(sys.getrecursionlimit(), sys.flags, sys.warnoptions, sys.excepthook is sys.__excepthook__)
 """,
     "sees only its own annotations": "x: int = 1\nprint(globals().get('__annotations__'))",

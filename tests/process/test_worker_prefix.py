@@ -121,7 +121,9 @@ def test_a_hang_in_a_container_shows_its_stacks_and_only_that_rank_is_killed_at_
     shown = stacks(run)
     assert [shown[rank].stacks.problem for rank in (0, 1)] == [None, None]
     assert "in fetch" in shown[1].stacks.text and "in train" in shown[0].stacks.text
-    assert workers(run)[1]["signal"] == "SIGKILL"
+    # Where the runtime is not the rank itself, it may see the end first, and end with the code that means it.
+    killed = workers(run)[1]
+    assert killed.get("signal") == "SIGKILL" or killed["exit_code"] == 128 + signal.SIGKILL
 
 
 def test_a_stopped_rank_in_a_container_is_called_so(start: Start, runtime: dict[str, str]) -> None:

@@ -48,6 +48,7 @@ class WorkerProcess:
             **OURS,
             FTSLURM_RUN_DIR=str(self.run_dir),
             FTSLURM_RECORD_DIR=str(self.records),
+            FTSLURM_AUTO_PROGRESS="on",
             TORCHELASTIC_ERROR_FILE=str(self.records / "error.json"),
         )
 

@@ -19,6 +19,8 @@ NODES = 3
 PREFIX = os.environ.get("FTSLURM_TEST_LAB_PREFIX", "t")
 """Two checkouts that are tested at the same time need two."""
 
+GOES_ON = ("PENDING", "RUNNING", "SIGNALING", "COMPLETING", "CONFIGURING")
+
 
 class Job:
     """A submitted batch job."""
@@ -47,6 +49,10 @@ class Job:
         path = self.directory / f"slurm-{self.id}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    @property
+    def is_over(self) -> bool:
+        return self.state not in GOES_ON
+
     def wait(self, seconds: float = 60) -> str:
         """Wait until it has ended; return its state."""
         found = ""
@@ -54,7 +60,7 @@ class Job:
         def has_ended() -> bool:
             nonlocal found
             found = self.state
-            return found not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+            return found not in GOES_ON
 
         self.lab.until(has_ended, seconds, self.explain)
         return found

@@ -56,6 +56,19 @@ def up(job: Job, attempt: int = 0, ranks: int = RANKS) -> list[int]:
     return [int(path.read_text()) for path in names]
 
 
+def submit_up(lab: Lab, work: Path, *options: str, more: str, before: str) -> Job:
+    """Submit a job with a signal before its end until its ranks train: Slurm may send the signal much earlier."""
+    names = [work / f"up.0.{rank}" for rank in range(RANKS)]
+    for _ in range(5):
+        for path in names:
+            path.unlink(missing_ok=True)
+        job = submit(lab, work, *options, more=more, before=before)
+        lab.until(lambda job=job: all(path.exists() for path in names) or job.is_over, 90, job.explain)  # type: ignore[misc]
+        if all(path.exists() for path in names):
+            return job
+    raise AssertionError(job.explain())
+
+
 def left(job: Job, attempt: int = 0) -> list[tuple[int, str, float]]:
     """Return step, reason and time left as each rank of an attempt had them when it left."""
     found = [path.read_text().split("|") for path in sorted(job.directory.glob(f"left.{attempt}.*"))]
@@ -130,15 +143,8 @@ def test_the_ranks_save_before_the_time_limit_and_an_extended_limit_delays_that(
 
 
 def test_ranks_that_never_ask_get_sigterm_at_the_time_limit_as_without_ftslurm(lab: Lab, work: Path) -> None:
-    job = submit(
-        lab,
-        work,
-        "--time=1",
-        "--signal=TERM@50",
-        more="--warn-before-end 55 --requeue never",
-        before="export NO_POLL=1",
-    )
-    up(job)
+    more = "--warn-before-end 55 --requeue never"
+    job = submit_up(lab, work, "--time=1", "--signal=TERM@50", more=more, before="export NO_POLL=1")
     assert job.wait(90) == "FAILED", job.explain()
     assert job.facts()["ExitCode"] == "143:0"
     assert "saved" not in closed(job)["reason"]
@@ -146,10 +152,8 @@ def test_ranks_that_never_ask_get_sigterm_at_the_time_limit_as_without_ftslurm(l
 
 
 def test_ranks_that_ignore_sigterm_are_killed_within_the_grace(lab: Lab, work: Path) -> None:
-    job = submit(
-        lab, work, "--time=1", "--signal=TERM@50", before="export NO_POLL=1 IGNORE=1", more="--grace 2 --requeue never"
-    )
-    up(job)
+    more = "--grace 2 --requeue never"
+    job = submit_up(lab, work, "--time=1", "--signal=TERM@50", more=more, before="export NO_POLL=1 IGNORE=1")
     assert job.wait(90) == "FAILED", job.explain()
     assert job.facts()["ExitCode"] == "143:0"
     gone(job)

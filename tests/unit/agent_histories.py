@@ -138,9 +138,9 @@ class Agent:
         self.seconds += 1
         return self.done(self.machine.on_stacks_collected(self.now()))
 
-    def standby_ends(self, local: int) -> list[Action]:
+    def standby_ends(self, local: int, by_itself: bool = True) -> list[Action]:
         self.seconds += 1
-        return self.done(self.machine.on_standby_ended(local, self.now()))
+        return self.done(self.machine.on_standby_ended(local, self.now(), by_itself))
 
     def swept(self) -> list[Action]:
         self.seconds += 1

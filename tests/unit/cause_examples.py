@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftslurm.failures.evidence import Evidence
+from ftslurm.failures.reason import CUT
 from ftslurm.records.error import Frame
 
 TORCH = "torch.distributed"
@@ -51,6 +52,39 @@ TIMED_OUT = (
 )
 
 PRIMARIES = [
+    (
+        "slurm-memory",
+        Evidence(
+            "signal",
+            message="slurmstepd: error: Step 7.0 exceeded memory limit (6776728 > 6291456), being killed",
+            signal="SIGKILL",
+            scheduler="OUT_OF_MEMORY",
+        ),
+    ),
+    (
+        "step-layout",
+        Evidence("spawn", message="Task launch for StepId=7.4 failed on node n1: Unable to layout tasks on given cpus"),
+    ),
+    (
+        "container-registry",
+        Evidence(
+            "spawn", message="the container could not be started: manifests/x returned error code: 401 Unauthorized"
+        ),
+    ),
+    (
+        "container-mount",
+        Evidence("spawn", message="the container could not be started: mount source /scratch doesn't exist"),
+    ),
+    (
+        "container-command",
+        Evidence(
+            "spawn",
+            message="the container could not be started: enroot-switchroot: failed to execute: /bin/bash: No such file",
+        ),
+    ),
+    ("cuda-argument", nccl("unhandled cuda error", UNHANDLED, "Cuda failure 1 'invalid argument'")),
+    ("cuda-argument", raised("AcceleratorError", "CUDA error: invalid argument")),
+    ("gpu-xid", raised("RuntimeError", "GPU 00000000:04:00.0: Detected Critical Xid Error")),
     ("nccl-memory", nccl("unhandled cuda error", UNHANDLED, "Cuda failure 2 'out of memory'")),
     ("nccl-memory", nccl("internal error", INTERNAL, "Socket recv failed", "Failed to CUDA calloc 6291456 bytes")),
     (
@@ -198,6 +232,22 @@ PRIMARIES = [
     ),
     ("container", ended(255, tail="FATAL:   could not open image /data/x.sif: failed to retrieve path\n")),
     ("host-memory", raised("RuntimeError", "std::bad_alloc")),
+    (
+        "library-missing",
+        raised("ImportError", "libGL.so.1: cannot open shared object file: No such file or directory"),
+    ),
+    (
+        "nccl-route",
+        nccl(
+            "unhandled system error", SYSTEM, "socketStartConnect: Connect to 169.254.3.1<43> failed : No route to host"
+        ),
+    ),
+    ("extension-build", raised("RuntimeError", "Error building extension 'fused_adam': [1/2] g++ -c fused_adam.cpp")),
+    ("line-ends", Evidence("exit", message="the batch script has DOS line ends: $'\\r'", exit_code=127)),
+    (
+        "ray-memory",
+        raised("OutOfMemoryError", "Task was killed due to the node running low on memory.", "ray.exceptions"),
+    ),
     ("process-limit", raised("RuntimeError", "Resource temporarily unavailable")),
     ("process-limit", signal("SIGSEGV", tail="OpenBLAS blas_thread_init: pthread_create failed for thread 12 of 64\n")),
     ("open-files", raised("RuntimeError", "received 0 items of ancdata")),
@@ -244,6 +294,7 @@ PRIMARIES = [
     ("weights-only", raised("UnpicklingError", "Weights only load failed. This file can still be loaded", "_pickle")),
     ("file-locks", raised("OSError", "[Errno 37] No locks available")),
     ("filesystem", raised("OSError", "[Errno 19] No such device: '/nvme0/shard-3'")),
+    ("filesystem", raised("RuntimeError", "write(): fd 29 failed with Input/output error")),
     ("filesystem", raised("TimeoutError", "[Errno 110] Connection timed out: '/nfs/data/shard-3'")),
     (
         "silent-corruption",
@@ -263,6 +314,9 @@ FOLLOWING = [
             "socketProgress: Connection closed by remote peer n2<42830>",
         ),
     ),
+    ("rendezvous-closed", raised("RendezvousClosedError", "", "torch.distributed.elastic.rendezvous.api")),
+    ("master-unreachable", raised("RendezvousConnectionError", "The connection to the C10d store has failed.")),
+    ("horovod-end", raised("HorovodInternalError", "Horovod has been shut down. This was caused by an exception")),
     ("peer-reset", nccl("internal error", INTERNAL, "Net : Connection closed by remote peer user<50260>")),
     (
         "late-rank",
@@ -287,6 +341,10 @@ FOLLOWING = [
         raised("SignalException", "Process 77 got signal: 15", "torch.distributed.elastic.multiprocessing.api"),
     ),
     ("nccl-abort", signal("SIGABRT", tail=TIMED_OUT + STUCK)),
+    (
+        "cut-in-collective",
+        raised("Exception", CUT, files=("/home/ann/train.py", "/v/torch/distributed/distributed_c10d.py")),
+    ),
 ]
 RESEMBLING = [
     (

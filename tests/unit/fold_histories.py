@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftslurm.records.node import NodeRecord, first_record
+from ftslurm.records.stacks import StacksFile
 from ftslurm.records.state import (
     FAILED,
     READY,
@@ -38,6 +39,7 @@ class Job:
         self.silent: dict[str, float] = {}
         self.forming_s = self.stop_requested_s = 0.0
         self.now_ns = 0
+        self.stacks_file: StacksFile | None = None
 
     def join(self, *numbers: int, slots: int = 2) -> Job:
         for number in numbers or range(1, len(self.names) + 1):
@@ -53,7 +55,7 @@ class Job:
     def coordinate(
         self, forming_s: float = 0.0, stop_requested_s: float = 0.0, hanging_s: float = 0.0, failing_s: float = 0.0
     ) -> State:
-        waits = {"hanging_for_s": hanging_s, "failing_for_s": failing_s}
+        waits = {"hanging_for_s": hanging_s, "failing_for_s": failing_s, "stacks_file": self.stacks_file}
         observation = Observation(self.records, self.silent, forming_s, self.now_ns, stop_requested_s, **waits)
         before = self.state
         self.state = fold(before, observation, self.timing)

@@ -110,7 +110,7 @@ def failures(rng: random.Random) -> list[Failure]:
                 ("/usr/lib/python3.11/json/decoder.py", 355, "raw_decode", "raise JSONDecodeError(...)")), 1,
                 ("JSONDecodeError", "Expecting value"), ("config.py", n)),
         Failure("state dict", of_user(state, "model.py", n, "load", "model.load_state_dict(s)"), 1,
-                ("loading state_dict",), ("model.py", n)),
+                ("does not fit the model",), ("model.py", n)),
         Failure("custom", of_user("lib.errors.CheckpointCorrupt: step_500 is torn", "ckpt.py", n, "load", "raise x"), 1,
                 ("CheckpointCorrupt: step_500 is torn",), ("ckpt.py", n)),
         Failure("recursion", deep, 1, ("RecursionError",), ("tree.py", n)),
@@ -383,7 +383,8 @@ class Writer:
             f"{label(r)}{stamp} [INFO] [launch.py:315:sigkill_handler] Killing subprocess {900 + r}\n" for r in range(4)
         )
         text += f"{label(self.victim)}{stamp} [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', "
-        text += f"'--local_rank={self.victim % 2}', '--deepspeed'] exits with return code = {failure.code}\n"
+        # Of the command line that was started last on the node.
+        text += f"'--local_rank=1', '--deepspeed'] exits with return code = {failure.code}\n"
         text += f"pdsh@gpu11: {self.node(self.victim)}: ssh exited with exit code {failure.code % 256}\n"
         return Log("deepspeed", {f"ds_{self.job}.log": text}, None, self.node(self.victim), failure)
 

@@ -12,7 +12,7 @@ from ftslurm.agent.actions import assignment_of
 from ftslurm.agent.messages import messages
 from ftslurm.monitor import loading
 from ftslurm.monitor.timeouts import Longest
-from ftslurm.records.node import Vitals
+from ftslurm.records.node import RankVitals, Vitals
 from ftslurm.records.state import NODE_LOST, Loaded, State
 from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.observation import RunSpec
@@ -87,7 +87,8 @@ def test_the_workers_of_later_rounds_are_given_them(job: Starts) -> None:
     job.failed("a")
     before = job.state
     after = job.failed("a")
-    assert "checkpoint a is bad: 2 starts from it failed without a step gained" in messages(before, after)
+    lines = [line.text for line in messages(before, after)]
+    assert "checkpoint a is bad: 2 starts from it failed without a step gained" in lines
     part = assignment_of(after, after.participants[0])
     assert part is not None and part.avoid == ("a",)
 
@@ -130,3 +131,16 @@ def test_a_hostile_file_in_its_place_is_no_path(tmp_path: Path) -> None:
     (tmp_path / "loading").unlink()
     (tmp_path / "loading").mkdir()
     assert loading.read(str(tmp_path)) is None
+
+
+def test_a_checkpoint_from_which_an_optimizer_went_on_is_not_bad_though_the_script_reports_no_step(job: Starts) -> None:
+    def failed_with(*intervals: tuple[int, int]) -> State:
+        job.start("last.pt")
+        ranks = (RankVitals(0, None, intervals, optimizer_step=7),)
+        job.publish(1, vitals=Vitals(job.state.round, Longest(), ranks, 0, "last.pt"))
+        job.fail(1)
+        job.coordinate()
+        return job.ready(1, 2).coordinate()
+
+    assert failed_with().loaded == Loaded("last.pt", 1)
+    assert failed_with((20, 400)).loaded is None

@@ -27,7 +27,7 @@ USERS = sorted({*COMMANDS, "run", "health"} - {*OF_FTSLURM})
 def print_help(name: str) -> None:
     try:
         # `main` would start a guardian for `run`.
-        code: object = parse_run(["--help"], {}) if name == "run" else main([name, "--help"])
+        code: object = parse_run(["--help-all"], {}) if name == "run" else main([name, "--help"])
     except SystemExit as end:
         code = end.code
     assert code == 0

@@ -241,7 +241,7 @@ def test_more_sections_than_slots_are_reported_once_and_count_as_open(agent: Age
     for i in range(heartbeat_page.SLOTS + 10):
         ftslurm.end_section(f"section {i}")
     assert agent.mark.unlisted == 0
-    what = "more than 44 names of sections: further ones are not watched"
+    what = f"more than {heartbeat_page.SLOTS} names of sections: further ones are not watched"
     assert agent.heard() == [("misuse", what, ""), ("misuse", OPENED_TWICE, f"section {heartbeat_page.SLOTS + 1}")]
 
 

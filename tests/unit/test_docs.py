@@ -13,6 +13,7 @@ from documentation import causes_table, options_table
 from ftslurm.agent.options import parse_run
 from ftslurm.cli import COMMANDS
 from ftslurm.doctor.command import main as doctor
+from ftslurm.event_log.entries import KINDS
 from ftslurm.failures.catalogue import ROWS
 from ftslurm.health.command import main as health
 from ftslurm.logs.command import main as logs
@@ -21,9 +22,12 @@ from ftslurm.records.attempt import Attempt, Run, SchedulerView, StepEnd
 from ftslurm.records.defect import DefectRecord
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, HostResources, OomKills, Space
 from ftslurm.records.event import EventRecord
+from ftslurm.records.event_log import LoggedEvent
+from ftslurm.records.flight import Collective, FlightRecord, GroupConfig, GroupStatus, Trace
 from ftslurm.records.health import Health, HealthFinding
 from ftslurm.records.node import NodeRecord
 from ftslurm.records.round import RecordSummary, RoundRecord, WorkerRecord
+from ftslurm.records.stacks import RankAnswer, StacksAnswer, StacksFile
 from ftslurm.records.state import Failure, Hang, LostNode, PendingCommit, State, StateFile
 from ftslurm.records.submission import Submission
 from ftslurm.rehearse.command import main as rehearse
@@ -35,6 +39,7 @@ from ftslurm.runs.history_command import main as history
 from ftslurm.runs.list_command import main as list_runs
 from ftslurm.runs.restart_command import main as restart
 from ftslurm.status.command import main as status
+from ftslurm.status.stacks import main as stacks
 from ftslurm.terminal import UsageError
 from ftslurm.testing.runs import RunBuilder
 
@@ -69,6 +74,7 @@ def help_of(command: Callable[[Sequence[str]], int], *arguments: str) -> None:
     [
         ("report", report),
         ("status", status),
+        ("stacks", stacks),
         ("logs", logs),
         ("list", list_runs),
         ("clean", clean),
@@ -130,6 +136,11 @@ def test_each_variable_is_documented_and_each_documented_one_exists() -> None:
     assert documented - used - of_tests == set()
 
 
+def test_each_kind_of_a_logged_event_is_documented() -> None:
+    rows = in_first_column(section("run-directory.md", "The event log"))
+    assert set(re.findall(r"`([a-z-]+)`", rows)) - {"event"} == set(KINDS)
+
+
 def test_each_link_leads_to_a_file_and_each_page_is_linked_from_the_readme() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
@@ -146,7 +157,7 @@ def test_each_command_in_the_documentation_exists() -> None:
         commands = {word for word in prose if re.search(rf"`ftslurm {word}\b", page.read_text())}
         assert commands == set(), page.name
     for page in PAGES:
-        scripts = set(re.findall(r"\bscripts/([a-z-]+(?:\.py)?)", page.read_text()))
+        scripts = set(re.findall(r"\bscripts/([a-z_-]+(?:\.py)?)", page.read_text()))
         assert [name for name in scripts if not (ROOT / "scripts" / name).exists()] == [], page.name
 
 
@@ -159,6 +170,7 @@ def test_each_command_in_the_documentation_exists() -> None:
         (StepEnd, "`step.json`"),
         (SchedulerView, "`scheduler.json`"),
         (EventRecord, "`events/"),
+        (LoggedEvent, "**Event log**"),
         (PendingCommit, "`commits/"),
         (DefectRecord, "`defects/"),
         (NodeRecord, "**Node record**"),
@@ -178,6 +190,14 @@ def test_each_command_in_the_documentation_exists() -> None:
         (HostResources, "Host resources"),
         (OomKills, "Host resources"),
         (Space, "Host resources"),
+        (StacksFile, "**Stop request**"),
+        (StacksAnswer, "**Stop request**"),
+        (RankAnswer, "**Stop request**"),
+        (FlightRecord, "**Record of collectives**"),
+        (Trace, "**Record of collectives**"),
+        (Collective, "**Record of collectives**"),
+        (GroupConfig, "**Record of collectives**"),
+        (GroupStatus, "**Record of collectives**"),
     ],
 )
 def test_each_key_of_a_record_is_documented(kind: type, title: str) -> None:

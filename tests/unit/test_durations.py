@@ -12,7 +12,18 @@ from ftslurm.nodes.command import _parser as nodes
 from ftslurm.status.command import _parser as status
 from ftslurm.text import duration_s
 
-GOOD = {"90": 90, "0.5": 0.5, "90s": 90, "2m": 120, "1.5h": 5400, "1d": 86_400, "1d12h": 129_600, "2w": 1_209_600}
+GOOD = {
+    "90": 90,
+    "0.5": 0.5,
+    "90s": 90,
+    "2m": 120,
+    "10min": 600,
+    "1h30min": 5400,
+    "1.5h": 5400,
+    "1d": 86_400,
+    "1d12h": 129_600,
+    "2w": 1_209_600,
+}
 
 
 @pytest.mark.parametrize(("text", "seconds"), GOOD.items())
@@ -20,7 +31,9 @@ def test_a_duration_is_seconds_or_numbers_with_units(text: str, seconds: float) 
     assert duration_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "1 h", "1h 30", "1h30", "1H", "nan", "inf", "1_0", "٣", "٣h", "1..5h"])
+@pytest.mark.parametrize(
+    "text", ["", "h", "1 h", "1h 30", "1h30", "1H", "nan", "inf", "1_0", "٣", "٣h", "1..5h", "min", "3ms"]
+)
 def test_other_texts_are_no_durations(text: str) -> None:
     assert duration_s(text) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ftslurm.agent.environment import (
     OF_THE_ROUND,
     Program,
     RunFacts,
+    output_of,
     parse_streams,
     program_argv,
     standby_environment,
@@ -18,7 +20,11 @@ from ftslurm.agent.environment import (
     worker_command,
     worker_environment,
 )
+from ftslurm.agent.options import parse_run
+from ftslurm.agent.torchrun_options import substituted
+from ftslurm.failures.record import identity
 from ftslurm.records.state import Master
+from ftslurm.slurm.environment import from_environ
 
 # Two nodes with 3 and 2 workers; this is the second node, in the third round, after two restarts.
 ASSIGNMENT = Assignment(3, "12.1", 1, 2, 3, 2, 5, Master("n1", 20_123), 2, 4)
@@ -73,6 +79,119 @@ def test_what_another_launcher_left_in_the_environment_is_replaced() -> None:
     assert environment({"RANK": "77", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "other"}) == EXPECTED
 
 
+IN_A_JOB = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_NODELIST": "n[1-3]",
+    "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_NNODES": "3",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_TASKS_PER_NODE": "1(x3)",
+    "SLURM_CPUS_ON_NODE": "8",
+}
+
+
+def slurm_variables(mode: str, assignment: Assignment, inherited: dict[str, str] = IN_A_JOB) -> dict[str, str]:
+    found = worker_environment(inherited, replace(FACTS, slurm_env=mode), assignment, 1, "/tmp/rec")
+    return {name: value for name, value in found.items() if name.startswith("SLURM_")}
+
+
+def test_a_rank_has_slurms_variables_of_a_task_on_the_nodes_of_its_round() -> None:
+    # The spare n3 has taken the place of n1, so that the order is not Slurm's.
+    part = Assignment(3, "12.1", 1, 2, 2, 2, 4, Master("n3", 1), 2, 4, nodes=("n3", "n2"))
+    found = slurm_variables("task", part)
+    assert found == {
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"), "n[3,2]"),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), "2"),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), "4"),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), "2(x2)"),
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_GTIDS": "2,3",
+        "SLURM_JOB_ID": "12",
+        "SLURM_STEP_ID": "0",
+        "SLURM_CPUS_ON_NODE": "8",
+    }
+    # ftslurm itself reads them in a rank.
+    job = from_environ({**found, "SLURMD_NODENAME": "n2"})
+    assert job is not None
+    assert (job.procid, job.node_list) == (3, ("n3", "n2"))
+    # The agents of --local-nodes have names of their own.
+    local = slurm_variables("task", replace(part, nodes=("local0", "local1")))
+    assert (local["SLURM_PROCID"], local["SLURM_JOB_NODELIST"]) == ("3", "n[1-3]")
+    in_order = slurm_variables("task", replace(part, nodes=("n1", "n2")))
+    assert in_order["SLURM_STEP_NODELIST"] == "n[1-2]"
+
+
+def test_slurms_variables_can_stay_those_of_the_step_or_of_the_job_alone() -> None:
+    assert slurm_variables("step", ASSIGNMENT) == IN_A_JOB
+    kept = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    assert slurm_variables("none", ASSIGNMENT) == {name: IN_A_JOB[name] for name in (*kept, "SLURM_CPUS_ON_NODE")}
+    assert slurm_variables("task", ASSIGNMENT, {}) == {}
+
+
+@pytest.mark.parametrize("mode", ["task", "step", "none"])
+def test_a_standby_knows_nothing_of_slurms_tasks_that_its_round_could_change(mode: str) -> None:
+    facts = replace(FACTS, slurm_env=mode)
+    whole = worker_environment(IN_A_JOB, facts, ASSIGNMENT, 1, "/tmp/rec")
+    assert standby_environment(IN_A_JOB, facts, 2, 1).items() <= whole.items()
+
+
+def test_the_ranks_of_a_role_are_counted_over_the_nodes_of_that_role() -> None:
+    one_of_two = replace(ASSIGNMENT, first_role_rank=0, role_world_size=2)
+    found = environment({}, one_of_two)
+    assert (found["ROLE_RANK"], found["ROLE_WORLD_SIZE"], found["RANK"], found["WORLD_SIZE"]) == ("1", "2", "4", "5")
+
+
+@pytest.mark.parametrize(("visible", "own"), [(None, "1"), ("4, 7", "7"), ("MIG-a,MIG-b", "MIG-b")])
+def test_with_a_virtual_local_rank_a_worker_has_its_own_device_only(visible: str | None, own: str) -> None:
+    inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = worker_environment(inherited, replace(FACTS, virtual_local_rank=True), ASSIGNMENT, 1, "/tmp/rec")
+    assert found == EXPECTED | {"LOCAL_RANK": "0", "FTSLURM_LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": own}
+    # By what else is its own: heartbeats and records.
+    assert identity(found)["local_rank"] == 1
+
+
+def test_chosen_signals_count_more_than_inherited_ones() -> None:
+    facts = replace(FACTS, signals="SIGTERM,SIGUSR1")
+    inherited = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM"}
+    assert environment(inherited)["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM"
+    found = worker_environment(inherited, facts, ASSIGNMENT, 1, "/tmp/rec")
+    assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR1"
+
+
+def test_the_local_rank_in_an_argument_is_replaced_as_torchrun_does() -> None:
+    arguments = ("--id=${local_rank}", "$local_rank.txt", "$$a ${other} $", "plain")
+    assert substituted(arguments, 3) == ("--id=3", "3.txt", "$a ${other} $", "plain")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", [(3, 3), (3, 0), (3, 0)]),
+        ("-r 3", [(3, 0), (3, 0), (3, 0)]),
+        ("-r 1", [(1, 0), (1, 0), (1, 0)]),
+        ("-t 3", [(3, 3), (3, 3), (3, 3)]),
+        ("-t 1:1", [(3, 0), (3, 1), (3, 0)]),
+        ("-r 0 -t 3", [(3, 3), (3, 3), (3, 3)]),
+        ("-r 2 -t 0:1", [(3, 1), (2, 0), (2, 0)]),
+        ("--local-ranks-filter 0,2", [(3, 3), (3, 0), (3, 3)]),
+        ("--local-ranks-filter 1 -t 1", [(3, 0), (3, 1), (3, 0)]),
+        ("--local-ranks-filter 1 -r 0", [(3, 0), (0, 0), (3, 0)]),
+    ],
+)
+def test_which_streams_go_to_files_and_which_are_shown(line: str, expected: list[tuple[int, int]]) -> None:
+    output = parse_run([*line.split(), "train.py"], {}).output
+    assert [output_of(output, rank, rank) for rank in range(3)] == expected
+
+
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])
 def test_what_the_user_has_set_stays(name: str) -> None:
     assert environment({name: "8"})[name] == "8"
@@ -99,7 +218,7 @@ def test_a_standby_has_of_the_workers_environment_what_no_round_can_change() -> 
 
 def test_a_standbys_environment_has_what_to_import_and_what_it_will_run() -> None:
     program = Program("script", "train.py", ("--standby", "x"), "/venv/python")
-    command = worker_command(program, 42, None, None, ("torch", "a.b"))
+    command = worker_command(program, 42, None, None, ("--standby", "torch,a.b"))
     assert command[3:] == ["--parent", "42", "--standby", "torch,a.b", "--script", "train.py", "--", "--standby", "x"]
 
 

@@ -22,6 +22,7 @@ DAY_NS = 86_400 * 10**9
 class Coordinator:
     def __init__(self, after: int = 2, drained: list[str] | None = None, problem: str | None = None) -> None:
         self.lines: list[str] = []
+        self.changes: list[tuple[str, str, int | None]] = []
         self.heard = threading.Event()
         self.exclusions = Exclusions(MemoryFileSystem(), "/runs/excluded")
         self.now_ns = 10**18
@@ -39,6 +40,7 @@ class Coordinator:
             self._log,
             drain if drained is not None else None,
             self._start,
+            lambda *change: self.changes.append(change),
         )
         self.started = 0
 
@@ -94,6 +96,7 @@ def test_a_node_that_fails_first_twice_is_excluded_once_with_reason_and_expiry()
     assert coordinator.exclusions.of("n2", coordinator.now_ns + DAY_NS) is None
     assert coordinator.lines == [f"n2 is excluded for 1 d: {known.reason} (`ftslurm nodes allow n2`)"]
     assert exclusion_of(coordinator.exclusions, "n2", coordinator.now_ns)[0] == known.reason
+    assert coordinator.changes == [("n2", known.reason, known.until_ns)]
 
 
 def test_failures_that_name_the_hardware_count_over_jobs() -> None:
@@ -121,6 +124,8 @@ def test_broken_hardware_sets_its_node_aside_until_it_is_well() -> None:
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is not None
     assert coordinator.hear(unhealthy(None)) == 1
     assert coordinator.exclusions.of("n1", coordinator.now_ns) is None
+    until_ns = coordinator.now_ns + DAY_NS
+    assert [(node, until) for node, _, until in coordinator.changes] == [("n1", until_ns), ("n1", None)]
 
 
 def test_what_no_second_check_has_confirmed_excludes_no_node() -> None:

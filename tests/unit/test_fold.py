@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from fold_histories import ATTEMPT, TIMING, Job, failure
 
+from ftslurm.agent.actions import assignment_of
 from ftslurm.monitor.timeouts import Longest, Spans
 from ftslurm.records.node import NodeRecord, Predecessor, Vitals, first_record
+from ftslurm.records.stacks import StacksFile
 from ftslurm.records.state import (
     CLOSED,
     FAILED,
@@ -49,6 +51,18 @@ def test_a_round_forms_when_the_last_node_is_ready(nodes: int) -> None:
 def test_ranks_follow_slurms_order_and_not_the_order_of_arrival() -> None:
     job = Job(3).join(3).join(1).join(2)
     assert [p.node for p in job.coordinate().participants] == ["n1", "n2", "n3"]
+
+
+def test_ranks_are_counted_within_their_role_too() -> None:
+    job = Job(4)
+    for number, role, slots in ((1, "actor", 2), (2, "learner", 1), (3, "actor", 3), (4, "learner", 2)):
+        job.join(number, slots=slots).publish(number, role=role)
+    state = job.coordinate()
+    parts = [assignment_of(State.decode(state.encode(), "state"), part) for part in state.participants]
+    found = [(part.first_rank, part.first_role_rank, part.role_world_size) for part in parts if part is not None]
+    assert found == [(0, 0, 5), (2, 0, 3), (3, 2, 5), (6, 1, 3)]
+    alike = Job(1).join(1).coordinate()
+    assert b"role" not in alike.encode()
 
 
 def test_nodes_with_different_numbers_of_workers_get_contiguous_ranks() -> None:
@@ -702,6 +716,21 @@ def test_a_hang_ends_the_round_only_when_all_nodes_have_collected_stacks() -> No
     assert (state.phase, state.restarts_used, state.hang) == (FORMING, 1, None)
     assert job.last.failure.kind == "hang"
     assert job.last.reason == "the round hung at step 40 (rank 2 on n2: no heartbeat for 30.0 s)"
+
+
+def test_a_request_for_stacks_is_passed_on_once_while_its_round_runs_and_changes_nothing_else() -> None:
+    job = Job(2).join().run()
+    before, attempt = job.state, job.state.attempt
+    for old in (StacksFile(attempt, 0, 5), StacksFile("another", 1, 5)):
+        job.stacks_file = old
+        assert job.coordinate() is before
+    job.stacks_file = StacksFile(attempt, 1, 7)
+    assert job.coordinate() == replace(before, stacks_request=job.stacks_file)
+    assert job.coordinate() is job.state
+    job.stacks_file = StacksFile(attempt, 1, 8)
+    assert job.coordinate().stacks_request.time_ns == 8
+    job.fail(1)
+    assert job.coordinate().phase == FORMING
 
 
 def test_a_node_that_cannot_show_its_ranks_delays_the_stop_by_a_bounded_time() -> None:

@@ -73,6 +73,21 @@ def test_steps_keep_their_first_their_last_and_a_histogram() -> None:
     assert sum(found.pace.buckets) == 2
 
 
+def test_the_ends_of_the_newest_steps_are_kept_in_order() -> None:
+    page, words = blank()
+    wall = iter(range(1000, 1000 + 200))
+    step = heartbeat_page.stepper(words, wall=lambda: next(wall))
+    for number in range(5):
+        step(number)
+    # The first step asks for the time twice.
+    assert decoded(page).step_ends == (1001, 1002, 1003, 1004, 1005)
+    for number in range(heartbeat_page.ENDS_KEPT):
+        step(number)
+    assert decoded(page).step_ends == tuple(range(1006, 1006 + heartbeat_page.ENDS_KEPT))
+    heartbeat_page.withdraw_automatic(words)
+    assert decoded(page).step_ends == ()
+
+
 def test_buckets_begin_at_their_edges() -> None:
     assert len(EDGES_S) == heartbeat_page.BUCKETS
     for number, edge in enumerate(EDGES_S):

@@ -17,12 +17,13 @@ from ftslurm.failures.causes import describe, find
 from ftslurm.failures.evidence import Evidence, with_exception
 from ftslurm.failures.exceptions import describe as recorded_as
 from ftslurm.failures.message_line import message_line, whole_line
+from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.proof_lines import lines
 from ftslurm.failures.reason import judged, reason
 from ftslurm.failures.retryability import retryability
 from ftslurm.failures.traceback_text import embedded, exception_in, tracebacks
 from ftslurm.records.codec import to_json
-from ftslurm.records.error import ErrorRecord, ExceptionRecord, error_file, error_record_in
+from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, error_file, error_record_in
 from ftslurm.text import first_line
 
 
@@ -129,11 +130,23 @@ def test_borders_within_borders_are_passed_too(outer: Any, inner: Any) -> None:
     assert text.startswith("KeyError: 'label'")
 
 
+def test_a_failure_in_a_librarys_function_of_another_process_has_the_users_place_here() -> None:
+    def collate() -> None:
+        torch = pytest.importorskip("torch")
+        torch.utils.data.default_collate([torch.zeros(3), torch.zeros(4)])
+
+    found = reason(record(of_a_loader(collate)))
+    own = Frame(__file__, 1, "users_loop")
+    library = [frame for frame in found.frames if is_library(frame.file)]
+    remote = "\n".join(f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in library)
+    text = f"Caught RuntimeError in worker 0.\nTraceback (most recent call last):\n{remote}\nRuntimeError: uneven"
+    judged = reason(ExceptionRecord("RuntimeError", message=text, frames=(own,)))
+    assert own_frame(judged.frames) is own
+    assert judged.frames[-1].file == library[-1].file
+
+
 def test_the_exception_that_passed_it_on_is_named() -> None:
-    assert (
-        said(record(of_a_loader(label)))[1]
-        == "KeyError: 'label' (KeyError: Caught KeyError in DataLoader worker process 1.)"
-    )
+    assert said(record(of_a_loader(label)))[1] == "KeyError: 'label' (in DataLoader worker process 1)"
     assert "Process 2 terminated with the following error" in said(record(of_spawn(label)))[1]
 
 
@@ -335,6 +348,21 @@ def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:
         (
             "\n\nError(s) in loading state_dict for Net:\n\tMissing key(s): a",
             "Error(s) in loading state_dict for Net: Missing key(s): a",
+        ),
+        (
+            'Error(s) in loading state_dict for DDP:\n\tMissing key(s) in state_dict: "0.weight", "0.bias". \n'
+            '\tUnexpected key(s) in state_dict: "module.0.weight". ',
+            'Missing key(s): "0.weight" and 1 more; Unexpected key(s): "module.0.weight"',
+        ),
+        (
+            "Error(s) in loading state_dict for Net:\n\tsize mismatch for 1.bias: copying a param with shape"
+            " torch.Size([9]) from checkpoint, the shape in current model is torch.Size([7]).",
+            "size mismatch for 1.bias: [9] in the checkpoint, [7] in the model",
+        ),
+        (
+            "Expected to have finished reduction in the prior iteration before starting a new one. This error means so."
+            "\nParameter indices which did not receive grad for rank 0: 2 3 17\n In addition, you can set the variable",
+            "Parameter indices which did not receive grad for rank 0: 2 3 17",
         ),
         (
             "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "

@@ -17,12 +17,16 @@ from ftslurm.agent.host_resources import ResourceSampler
 from ftslurm.agent.journal import Journal
 from ftslurm.agent.workers import Worker
 from ftslurm.failures.record import from_exception, write
+from ftslurm.records.codec import read_record
 from ftslurm.records.error import ErrorRecord, error_file
+from ftslurm.records.flight import FlightRecord
 from ftslurm.records.node import first_record
 from ftslurm.records.state import Master
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.clock import VirtualClock
+
+DOCUMENTS = Path(__file__).parent / "flight_documents"
 
 
 class Disk(PosixFileSystem):
@@ -52,16 +56,26 @@ class Records:
             self.tasks.append, self.disk, self.run, "r", self.clock.now_ns, resources, str(self.local)
         )
 
-    def fail(self, rank: int) -> None:
+    def fail(self, rank: int, error: Exception | None = None, left: bool = False, stopped: bool = False) -> None:
+        """A rank is killed, or ends by that exception; ``left``: with the record of its collectives."""
         records = self.local / f"records{rank}"
         records.mkdir()
+        if error is not None:
+            write(from_exception(error, None, ErrorRecord("exception", 5), None), [str(records)])
+        if left:
+            (records / "recorder.json").write_bytes((DOCUMENTS / "mismatch-1.json").read_bytes())
         Path(self.run.rank(1, rank)).mkdir(parents=True)
         worker = Worker(rank, rank, 100 + rank, -1, str(records), 0)
-        worker.ended_ns, worker.signal = self.clock.now_ns(), "SIGKILL"
+        worker.ended_ns = self.clock.now_ns()
+        worker.signal, worker.exit_code = ("SIGKILL", None) if error is None else (None, 1)
         record = replace(first_record("n1", "i1", "7.0", 0, 2), round=1)
         failed = self.journal.failed_worker(worker, record)
         assert failed is not None
-        self.journal.failure(failed, stopped=False)
+        self.journal.failure(failed, stopped=stopped)
+
+    def collectives(self, rank: int) -> FlightRecord | None:
+        path = Path(self.run.collectives_file(1, rank))
+        return read_record(FlightRecord, path.read_bytes(), "it") if path.exists() else None
 
     def run_tasks(self) -> None:
         tasks, self.tasks[:] = list(self.tasks), []
@@ -248,3 +262,19 @@ def test_a_record_that_the_worker_wrote_there_is_completed_and_not_overwritten_b
     assert found is not None
     assert (found["recorded_ns"], found["signal"], found["stopped_by_ftslurm"]) == (5, "SIGKILL", False)
     assert found["host_resources"]["spaces"]
+
+
+def test_a_rank_that_others_have_ended_has_left_its_collectives_and_one_that_failed_by_itself_or_was_stopped_has_not(
+    records: Records,
+) -> None:
+    lost = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    records.fail(0, lost, left=True)
+    records.fail(1, ValueError("boom"), left=True)
+    records.fail(2, lost, left=True, stopped=True)
+    records.fail(3, lost)
+    records.run_tasks()
+    found = records.collectives(0)
+    assert found is not None and found.trace is not None
+    assert (found.source, found.rank, found.trouble, found.after) == ("dump", 0, None, None)
+    assert found.trace.entries[-1].profiling_name == "gloo:all_gather"
+    assert [records.collectives(rank) for rank in (1, 2, 3)] == [None] * 3

@@ -40,6 +40,25 @@ def test_a_job_id_finds_a_run_of_another_name_by_its_attempts(tmp_path: Path) ->
     assert locate("77", environ={}, cwd=tmp_path) == path
 
 
+def test_a_jobs_default_name_finds_its_run_of_another_name_too(tmp_path: Path) -> None:
+    path = RunBuilder(runs(tmp_path), run_id="77", job_id="77").write()
+    assert locate("job-77", environ={}, cwd=tmp_path) == path
+    assert locate("77", environ={}, cwd=tmp_path) == path
+    with pytest.raises(NotFound):
+        locate("job-78", environ={}, cwd=tmp_path)
+
+
+def test_of_a_jobs_run_and_one_that_is_named_by_its_number_the_newer_one_is_meant(tmp_path: Path) -> None:
+    of_job = RunBuilder(runs(tmp_path), run_id="job-12", job_id="12").write()
+    named = RunBuilder(runs(tmp_path), run_id="12", job_id="99").write()
+    for newer, older in ((of_job, named), (named, of_job)):
+        for path, at in ((newer, 2000), (older, 1000)):
+            for name in ("", "nodes", "state", "rounds"):
+                if (path / name).exists():
+                    os.utime(path / name, (at, at))
+        assert locate("12", environ={}, cwd=tmp_path) == newer
+
+
 def test_an_array_task_finds_a_run_of_another_name_by_its_attempts(tmp_path: Path) -> None:
     run = RunBuilder(runs(tmp_path), run_id="llm", job_id="130")
     run.attempts[0] |= {"array_job_id": "123", "array_task_id": "4"}
@@ -82,6 +101,21 @@ def test_slurm_is_asked_for_the_jobs_directory_only_when_nothing_else_fits(tmp_p
     RunBuilder(runs(tmp_path)).write()
     assert locate("123", environ={}, cwd=tmp_path, job_facts=ask) == runs(tmp_path) / "job-123"
     assert asked == ["123"]
+
+
+def test_a_runs_default_name_is_searched_as_its_job_is(tmp_path: Path) -> None:
+    path = RunBuilder(tmp_path / "far/ftslurm-runs").write()
+    asked = []
+
+    def ask(job: str) -> JobFacts:
+        asked.append(job)
+        return JobFacts(job, "COMPLETED", work_dir=str(tmp_path / "far"))
+
+    assert locate("job-123", environ={}, cwd=tmp_path, job_facts=ask) == path
+    assert asked == ["123"]
+    (tmp_path / "out").mkdir()
+    leave_pointer(tmp_path / "out", "123", str(path))
+    assert locate("job-123", environ={}, cwd=tmp_path / "out") == path
 
 
 def test_a_job_that_waits_in_the_queue_has_no_run_yet(tmp_path: Path) -> None:
@@ -129,6 +163,27 @@ def test_nothing_found_is_one_line_with_the_directories_searched(tmp_path: Path,
         locate(argument, environ={}, cwd=tmp_path, job_facts=lambda job: None)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [("llm-tune", "llama-tune"), ("lama-tune", "llama-tune"), ("llama", "llama-tune"), ("x", None)],
+)
+def test_a_misspelt_name_is_answered_with_the_run_that_was_meant(
+    tmp_path: Path, argument: str, meant: str | None
+) -> None:
+    for name in ("llama-tune", "job-123"):
+        RunBuilder(runs(tmp_path), run_id=name).write()
+    with pytest.raises(NotFound) as caught:
+        locate(argument, environ={}, cwd=tmp_path)
+    assert str(caught.value).endswith(f"did you mean {meant}?" if meant else "or --shared-dir")
+
+
+@pytest.mark.parametrize("argument", ["124", "job-124"])
+def test_a_jobs_number_is_not_taken_for_another_jobs(tmp_path: Path, argument: str) -> None:
+    RunBuilder(runs(tmp_path), run_id="job-123").write()
+    with pytest.raises(NotFound, match="or --shared-dir$"):
+        locate(argument, environ={}, cwd=tmp_path)
 
 
 def test_of_several_runs_of_a_job_its_id_finds_the_newest(tmp_path: Path) -> None:

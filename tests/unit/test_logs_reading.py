@@ -228,7 +228,9 @@ def test_one_file_of_many_names_its_siblings(tmp_path: Path) -> None:
     written(tmp_path, "job-771_0.out job-771_1.out job-771_2.out job-772_0.out", "step 1\n")
     (tmp_path / "job-771_2.out").write_text(TRACEBACK)
     text = " ".join(render(report_of_logs(tmp_path / "job-771_0.out")).split())
-    expected = "2 files beside it belong to the same job (job-771_1.out, job-771_2.out): name the directory instead"
+    expected = (
+        "2 files beside it have a name as of the same job (job-771_1.out, job-771_2.out): if so, name the directory"
+    )
     assert expected in text
     for name in ("job-772_0.out",):
         (tmp_path / name).unlink()

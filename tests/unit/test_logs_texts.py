@@ -130,7 +130,7 @@ TEXTS["execve"] = (
 )
 TEXTS["pyxis"] = (
     "pyxis: importing docker image ...\nslurmstepd: error: pyxis: container start failed with error code: 1\nslurmstepd: error: pyxis: printing contents of log file ...\nslurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No such file or directory\nslurmstepd: error: pyxis: couldn't start container\nslurmstepd: error: pyxis: if the image has an unusual entrypoint, try using --no-container-entrypoint\nslurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1\nslurmstepd: error: Failed to invoke spank plugin stack\nsrun: error: n2: task 1: Exited with exit code 1\n",
-    "the container could not be started: enroot-switchroot: failed to execute: /bin/bash",
+    "the container's image has no such program: enroot-switchroot: failed to",
 )
 TEXTS["apptainer"] = (
     "INFO:    Environment variable SINGULARITY_BINDPATH is set, but APPTAINER_BINDPATH is preferred\nFATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/var/lib/apptainer/mnt/session/rootfs error: while mounting image /proc/self/fd/3: kernel reported a bad superblock for squashfs image partition\nsrun: error: n1: tasks 0-3: Exited with exit code 255\n",
@@ -246,7 +246,7 @@ srun: error: n2: task 3: Aborted (core dumped)
     "rank 3 on n2: ",
 )
 TEXTS["running, truncated"] = (steps(30) + "rank 2 step 31 lo", "no failure")
-TEXTS["ends mid traceback"] = (steps(30) + TB[:120], "no failure")
+TEXTS["ends mid traceback"] = (steps(30) + TB[:120], "some rank: Exception: the log ends before its type and text at")
 TEXTS["success"] = (steps(30) + "done\n", "no failure")
 TEXTS["all alike unlabelled"] = (
     TB * 4 + "srun: error: n1: tasks 0-3: Exited with exit code 1\n",
@@ -400,7 +400,7 @@ TEXTS["a launcher that is interrupted"] = (
     steps(3)
     + "^CW1121 10:00:00.000 77 torch/distributed/elastic/agent/server/api.py:704] Received Signals.SIGINT death signal, shutting down workers\n"
     + TB.replace("ValueError: bad batch 42", "KeyboardInterrupt"),
-    "no failure",
+    "stopped: the launcher got SIGINT from outside",
 )
 TEXTS["MPI_ABORT"] = (
     steps(3) + TB + "MPI_ABORT was invoked on rank 6 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n",
@@ -474,7 +474,500 @@ TEXTS["sigterm reaction"] = (
 TEXTS["signal exc torchrun"] = (
     steps(9)
     + 'W1121 10:07:00.337000 700 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, shutting down workers\nW1121 10:07:00.337000 700 torch/distributed/elastic/multiprocessing/api.py:1010] Sending process 801 closing signal SIGTERM\nTraceback (most recent call last):\n  File "/v/torchrun", line 8, in <module>\n    sys.exit(main())\n  File "/v/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 76, in _terminate\n    raise SignalException()\ntorch.distributed.elastic.multiprocessing.api.SignalException: Process 700 got signal: 15\n',
+    "stopped: the launcher got SIGTERM from outside",
+)
+
+
+TEXTS["Ray's traceback of another process, without a header"] = (
+    """(RayTrainWorker pid=41234, ip=10.0.0.3) Setting up process group for: env:// [rank=1, world_size=4]
+(RayTrainWorker pid=41235, ip=10.0.0.4) Setting up process group for: env:// [rank=2, world_size=4]
+(RayTrainWorker pid=41234, ip=10.0.0.3) epoch 0 loss 2.34
+2024-05-01 12:00:01,123	ERROR tune_controller.py:1331 -- Trial task failed for trial TorchTrainer_abc12_00000
+Traceback (most recent call last):
+  File "/opt/conda/lib/python3.10/site-packages/ray/air/execution/_internal/event_manager.py", line 110, in resolve_future
+    result = ray.get(future)
+  File "/opt/conda/lib/python3.10/site-packages/ray/_private/worker.py", line 2624, in get
+    raise value.as_instanceof_cause()
+ray.exceptions.RayTaskError(ValueError): ray::_Inner.train() (pid=41100, ip=10.0.0.2, actor_id=abc, repr=TorchTrainer)
+  File "/opt/conda/lib/python3.10/site-packages/ray/tune/trainable/trainable.py", line 331, in train
+    raise skipped from exception_cause(skipped)
+  File "/opt/conda/lib/python3.10/site-packages/ray/train/_internal/utils.py", line 43, in check_for_failure
+    ray.get(object_ref)
+ray.exceptions.RayTaskError(ValueError): ray::_RayTrainWorker__execute.get_next() (pid=41234, ip=10.0.0.3, actor_id=def, repr=<ray.train._internal.worker_group.RayTrainWorker object at 0x7f>)
+  File "/opt/conda/lib/python3.10/site-packages/ray/train/_internal/worker_group.py", line 33, in __execute
+    raise skipped from exception_cause(skipped)
+  File "/home/ann/train.py", line 42, in train_loop
+    raise ValueError("bad batch 17 in shard 3")
+ValueError: bad batch 17 in shard 3
+
+Training errored after 5 iterations at 2024-05-01 12:00:01. Total running time: 1min 2s
+Error file: /home/ann/ray_results/TorchTrainer/error.txt
+""",
+    "some rank: ValueError: bad batch 17 in shard 3 at /home/ann/train.py:42 in train_loop",
+)
+TEXTS["Horovod's ranks follow the one whose exit mpirun names"] = (
+    """[1,0]<stdout>:epoch 1
+[1,1]<stderr>:Traceback (most recent call last):
+[1,1]<stderr>:  File "/opt/hvd/lib/python3.9/site-packages/horovod/torch/mpi_ops.py", line 1234, in synchronize
+[1,1]<stderr>:    mpi_lib.horovod_torch_wait_and_clear(handle)
+[1,1]<stderr>:RuntimeError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished execution.
+[1,1]<stderr>:
+[1,1]<stderr>:During handling of the above exception, another exception occurred:
+[1,1]<stderr>:
+[1,1]<stderr>:Traceback (most recent call last):
+[1,1]<stderr>:  File "train.py", line 88, in <module>
+[1,1]<stderr>:    optimizer.step()
+[1,1]<stderr>:  File "/opt/hvd/lib/python3.9/site-packages/horovod/torch/mpi_ops.py", line 1240, in synchronize
+[1,1]<stderr>:    raise HorovodInternalError(e)
+[1,1]<stderr>:horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished execution.
+[1,3]<stderr>:Traceback (most recent call last):
+[1,3]<stderr>:  File "train.py", line 60, in <module>
+[1,3]<stderr>:    x = load(path)
+[1,3]<stderr>:FileNotFoundError: [Errno 2] No such file or directory: '/data/shard_00031.tar'
+--------------------------------------------------------------------------
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+--------------------------------------------------------------------------
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[40123,1],3]
+  Exit code:    1
+--------------------------------------------------------------------------
+""",
+    "rank 3: FileNotFoundError: [Errno 2] No such file or directory: '/data/shard_00031.tar' at train.py:60",
+)
+
+
+TEXTS["a label of horovodrun separates ranks"] = (
+    r"""[0]<stdout>:Epoch 1 / 90 step 10 loss 6.9
+[1]<stdout>:Epoch 1 / 90 step 10 loss 6.9
+[2]<stderr>:Traceback (most recent call last):
+[2]<stderr>:  File "/nfs/u/train_hvd.py", line 120, in <module>
+[2]<stderr>:    main()
+[2]<stderr>:  File "/nfs/u/train_hvd.py", line 51, in main
+[2]<stderr>:    model.cuda()
+[2]<stderr>:RuntimeError: CUDA error: out of memory
+[0]<stderr>:[2025-01-01 10:00:01.100101: E /tmp/pip-req/horovod/common/operations.cc:697] [0]: Horovod background loop uncaught exception: [/tmp/gloo/transport/tcp/pair.cc:589] Read error [10.2.2.2]:21331: Connection reset by peer
+Process 2 exit with status code 1.
+Terminating remaining workers after failure of Process 2.
+Process 0 exit with status code 134.
+Process 1 exit with status code 143.
+[0]<stderr>:terminate called after throwing an instance of 'gloo::IoException'
+""",
+    "rank 2: RuntimeError: CUDA error: out of memory at /nfs/u/train_hvd.py:51 in main",
+)
+TEXTS["composer names the rank whose output follows"] = (
+    r"""[rank0]: 2025-06-11 01:00:01,110: rank0[5504][MainThread]: INFO: composer.trainer.trainer: Setting seed to 17
+train          Epoch   0:   12%|███                      | 120/1000 [02:11<16:00,  1.09s/ba, loss/train/total=3.3121]
+ERROR:composer.cli.launcher:Rank 7 crashed with exit code 1.
+Waiting up to 30 seconds for all training processes to terminate. Press Ctrl-C to exit immediately.
+Global rank 0 (PID 5504) exited with code -15
+Global rank 1 (PID 5505) exited with code -15
+Global rank 2 (PID 5506) exited with code -15
+Global rank 3 (PID 5507) exited with code -15
+Global rank 4 (PID 5508) exited with code -15
+Global rank 5 (PID 5509) exited with code -15
+Global rank 6 (PID 5510) exited with code -15
+----------Begin global rank 7 STDOUT----------
+
+----------End global rank 7 STDOUT----------
+----------Begin global rank 7 STDERR----------
+2025-06-11 01:02:12,110: rank7[5511][MainThread]: INFO: composer.trainer.trainer: Beginning training!
+Traceback (most recent call last):
+  File "/code/train.py", line 210, in <module>
+    main(cfg)
+  File "/code/train.py", line 180, in main
+    trainer.fit()
+  File "/usr/lib/python3/dist-packages/composer/trainer/trainer.py", line 1796, in fit
+    self._train_loop()
+  File "/usr/lib/python3/dist-packages/streaming/base/dataset.py", line 1101, in __getitem__
+    sample = shard[index_in_shard]
+  File "/code/loader.py", line 70, in get_item
+    raise ValueError(f"sample {idx} decodes to {n} bytes, expected {m}")
+ValueError: sample 4411 decodes to 0 bytes, expected 8192
+
+----------End global rank 7 STDERR----------
+Global rank 7 (PID 5511) exited with code 1
+ERROR:composer.cli.launcher:Global rank 7 (PID 5511) exited with code 1
+""",
+    "rank 7: ValueError: sample 4411 decodes to 0 bytes, expected 8192 at /code/loader.py:70 in get_item",
+)
+TEXTS["a heartbeat monitor that found its own rank stuck"] = (
+    r"""[rank6]:[F1101 21:21:21.100 ProcessGroupNCCL.cpp:1306] [PG ID 0 PG GUID 0(default_pg) Rank 6] [PG ID 0 PG GUID 0(default_pg) Rank 6] Terminating the process after attempting to dump debug info, due to watchdog hang.
+[rank6]:[E1101 21:13:21.100 ProcessGroupNCCL.cpp:1243] [PG ID 0 PG GUID 0(default_pg) Rank 6] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=3
+Fatal Python error: Aborted
+
+Thread 0x00007f3b8f7fe640 (most recent call first):
+  File "/w/ckpt.py", line 55 in serialize
+  File "/w/train.py", line 201 in save
+srun: error: hgx6: task 6: Aborted (core dumped)
+""",
+    "rank 6 on hgx6: NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked (SIGABRT) at /w/ckpt.py:55 in serialize",
+)
+TEXTS["a module that was not loaded explains what cannot be imported"] = (
+    r"""Lmod has detected the following error: The following module(s) are unknown:
+"pytorch/2.3"
+
+Please check the spelling or version number. Also try "module spider ..."
+It is also possible your cache file is out-of-date; it may help to try:
+  $ module --ignore_cache load "pytorch/2.3"
+
+/var/spool/slurmd/job00912/slurm_script: line 11: conda: command not found
+Traceback (most recent call last):
+  File "/scratch/u/train.py", line 3, in <module>
+    import torch
+ModuleNotFoundError: No module named 'torch'
+""",
+    'evidence Lmod has detected the following error: The following module(s) are unknown: "pytorch/2.3"',
+)
+TEXTS["a shell's word on a child that the ranks survived"] = (
+    r"""ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+ERROR:root:retry
+Traceback (most recent call last):
+  File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
+    raise TimeoutError("read of shard 3 timed out, will retry")
+TimeoutError: read of shard 3 timed out, will retry
+Segmentation fault (core dumped)
+Segmentation fault (core dumped)
+ERROR:root:CUDA out of memory is not happening here
+Segmentation fault (core dumped)
+ERROR:root:CUDA out of memory is not happening here
+ERROR:root:CUDA out of memory is not happening here
+""",
     "no failure",
+)
+TEXTS["two ranks with the same traceback, line by line"] = (
+    r"""[2025-07-01 08:00:12,114] [WARNING] [runner.py:202:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only.
+[2025-07-01 08:00:12,120] [INFO] [runner.py:568:main] cmd = /opt/conda/bin/python -u -m deepspeed.launcher.launch --world_info=eyJsb2NhbGhvc3QiOiBbMCwgMSwgMiwgM119 --master_addr=127.0.0.1 --master_port=29500 finetune.py --deepspeed ds_config.json
+[2025-07-01 08:00:14,021] [INFO] [launch.py:146:main] WORLD INFO DICT: {'localhost': [0, 1, 2, 3]}
+[2025-07-01 08:00:14,021] [INFO] [launch.py:152:main] nnodes=1, num_local_procs=4, node_rank=0
+[2025-07-01 08:00:20,518] [INFO] [comm.py:637:init_distributed] cdb=None
+Traceback (most recent call last):
+  File "/data/ds/finetune.py", line 140, in <module>
+Traceback (most recent call last):
+  File "/data/ds/finetune.py", line 140, in <module>
+    main()
+  File "/data/ds/finetune.py", line 118, in main
+    main()
+  File "/data/ds/finetune.py", line 118, in main
+    ds = ds.map(preprocess, batched=True)
+  File "/data/ds/finetune.py", line 77, in preprocess
+    ds = ds.map(preprocess, batched=True)
+  File "/data/ds/finetune.py", line 77, in preprocess
+    return tok(ex["text"], padding="max_length")
+  File "/opt/conda/lib/python3.10/site-packages/transformers/tokenization_utils_base.py", line 2707, in _get_padding_truncation_strategies
+    raise ValueError(
+    return tok(ex["text"], padding="max_length")
+ValueError: Asking to pad but the tokenizer does not have a padding token. Please select a token to use as `pad_token` `(tokenizer.pad_token = tokenizer.eos_token e.g.)` or add a new pad token via `tokenizer.add_special_tokens({'pad_token': '[PAD]'})`.
+  File "/opt/conda/lib/python3.10/site-packages/transformers/tokenization_utils_base.py", line 2707, in _get_padding_truncation_strategies
+    raise ValueError(
+ValueError: Asking to pad but the tokenizer does not have a padding token. Please select a token to use as `pad_token` `(tokenizer.pad_token = tokenizer.eos_token e.g.)` or add a new pad token via `tokenizer.add_special_tokens({'pad_token': '[PAD]'})`.
+[2025-07-01 08:00:27,031] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 1201
+[2025-07-01 08:00:27,032] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 1202
+[2025-07-01 08:00:27,033] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 1203
+[2025-07-01 08:00:27,034] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 1204
+[2025-07-01 08:00:27,034] [ERROR] [launch.py:325:sigkill_handler] ['/opt/conda/bin/python', '-u', 'finetune.py', '--local_rank=3', '--deepspeed', 'ds_config.json'] exits with return code = 1
+""",
+    "at /data/ds/finetune.py:77 in preprocess",
+)
+TEXTS["deepspeed shows the command line of the last rank, whichever failed"] = (
+    r"""[2026-11-23 16:00:56,715] [INFO] [launch.py:152:main] WORLD INFO DICT: {'localhost': [0, 1]}
+[2026-11-23 16:00:56,715] [INFO] [launch.py:158:main] nnodes=1, num_local_procs=2, node_rank=0
+[2026-11-23 16:00:56,728] [INFO] [launch.py:245:main] process 25665 spawned with command: ['/usr/bin/python3', '-u', 'train.py', '--local_rank=0', '--deepspeed']
+[2026-11-23 16:00:56,749] [INFO] [launch.py:245:main] process 25666 spawned with command: ['/usr/bin/python3', '-u', 'train.py', '--local_rank=1', '--deepspeed']
+step 1: loss 2.301
+[2026-11-23 16:00:58,749] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 25665
+[2026-11-23 16:00:58,750] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 25666
+[2026-11-23 16:00:58,769] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=1', '--deepspeed'] exits with return code = -9
+""",
+    "some rank: killed by SIGKILL",
+)
+TEXTS["the root of a data loader's failure"] = (
+    r"""epoch 0:   0%|          | 0/500 [00:00<?, ?it/s]ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).
+ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/opt/conda/lib/python3.10/site-packages/torch/utils/data/dataloader.py", line 1133, in _try_get_data
+[rank0]:     data = self._data_queue.get(timeout=timeout)
+[rank0]:   File "/opt/conda/lib/python3.10/multiprocessing/queues.py", line 113, in get
+[rank0]:     if not self._poll(timeout):
+[rank0]:   File "/opt/conda/lib/python3.10/site-packages/torch/utils/data/_utils/signal_handling.py", line 66, in handler
+[rank0]:     _error_if_any_worker_fails()
+[rank0]: RuntimeError: DataLoader worker (pid 991) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.
+
+[rank0]: The above exception was the direct cause of the following exception:
+
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/app/train.py", line 75, in <module>
+[rank0]:     for x, y in loader:
+[rank0]:   File "/opt/conda/lib/python3.10/site-packages/torch/utils/data/dataloader.py", line 1146, in _try_get_data
+[rank0]:     raise RuntimeError(f'DataLoader worker (pid(s) {pids_str}) exited unexpectedly') from e
+[rank0]: RuntimeError: DataLoader worker (pid(s) 991) exited unexpectedly
+E0101 10:00:00.000000 5 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) local_rank: 0 (pid: 88) of binary: /opt/conda/bin/python
+""",
+    "a DataLoader worker died of a bus error: /dev/shm is probably full",
+)
+TEXTS["a compiler's error in another process's message"] = (
+    r"""[rank0]:W0301 09:00:00.110000 99 torch/_inductor/utils.py:1137] [0/0] Not enough SMs to use max_autotune_gemm mode
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/r/gpt/train.py", line 290, in <module>
+[rank0]:     logits, loss = model(X, Y)
+[rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/_dynamo/eval_frame.py", line 574, in _fn
+[rank0]:     return fn(*args, **kwargs)
+[rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/_dynamo/output_graph.py", line 1465, in _call_user_compiler
+[rank0]:     raise BackendCompilerFailed(self.compiler_fn, e).with_traceback(
+[rank0]:   File "/opt/venv/lib/python3.11/site-packages/torch/_inductor/async_compile.py", line 358, in wait
+[rank0]:     scope[key] = result.result()
+[rank0]: torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:
+[rank0]: PTXASError: `ptxas` failed with error code 255: 
+[rank0]: ptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'
+
+[rank0]: Set TORCH_LOGS="+dynamo" and TORCHDYNAMO_VERBOSE=1 for more information
+
+
+[rank0]: You can suppress this exception and fall back to eager by setting:
+[rank0]:     import torch._dynamo
+[rank0]:     torch._dynamo.config.suppress_errors = True
+""",
+    "ptxas fatal : Value 'sm_103a' is not defined for option 'gpu-name' at /r/gpt/train.py:290",
+)
+TEXTS["a quota behind another exception"] = (
+    r"""Downloading data:  71%|███████   | 12.1G/17.0G [04:10<01:41, 48.1MB/s]
+Downloading data:  72%|███████▏  | 12.2G/17.0G [04:12<01:39, 48.0MB/s]
+Traceback (most recent call last):
+  File "/home/d/env/lib/python3.9/site-packages/datasets/builder.py", line 1995, in _prepare_split_single
+    for _, table in generator:
+  File "/home/d/env/lib/python3.9/site-packages/fsspec/implementations/local.py", line 201, in write
+    self.f.write(data)
+OSError: [Errno 122] Disk quota exceeded: '/home/d/.cache/huggingface/datasets/c4/part-00001.arrow'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/home/d/proj/prep.py", line 14, in <module>
+    ds = load_dataset("c4", "en")
+  File "/home/d/env/lib/python3.9/site-packages/datasets/builder.py", line 1881, in _prepare_split
+    raise DatasetGenerationError("An error occurred while generating the dataset") from e
+datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset
+""",
+    "disk quota exceeded (DatasetGenerationError",
+)
+TEXTS["a message in two paragraphs"] = (
+    r"""2025-03-03 10:00:00.000000: W tensorflow/core/common_runtime/bfc_allocator.cc:479] Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.53GiB (rounded to 1644167168)requested by op ResNet/conv1/Conv2D
+Traceback (most recent call last):
+  File "/z/tf_train.py", line 70, in <module>
+    model.fit(train_ds, epochs=10)
+  File "/z/env/lib/python3.9/site-packages/keras/utils/traceback_utils.py", line 67, in error_handler
+    raise e.with_traceback(filtered_tb) from None
+  File "/z/env/lib/python3.9/site-packages/tensorflow/python/eager/execute.py", line 54, in quick_execute
+    tensors = pywrap_tfe.TFE_Py_Execute(ctx._handle, device_name, op_name,
+tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:
+
+OOM when allocating tensor with shape[128,64,224,224] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc
+ [[node ResNet/conv1/Conv2D]] [Op:__inference_train_function_9120]
+""",
+    "some rank: CUDA out of memory (ResourceExhaustedError: Graph execution error:",
+)
+TEXTS["line ends of DOS"] = (
+    r"""/var/spool/slurmd/job1882/slurm_script: line 7: $'\r': command not found
+/var/spool/slurmd/job1882/slurm_script: line 9: module: command not found
+/var/spool/slurmd/job1882/slurm_script: line 12: $'\r': command not found
+python: can't open file '/home/u/x/train.py'$'\r': [Errno 2] No such file or directory
+""",
+    "the batch script has DOS line ends",
+)
+TEXTS["an old Slurm's memory limit"] = (
+    r"""Building index
+slurmstepd: error: Job 8801 exceeded memory limit (16800212 > 16777216), being killed
+slurmstepd: error: Exceeded job memory limit
+slurmstepd: error: *** JOB 8801 ON old1 CANCELLED AT 2019-04-04T04:04:04 ***
+""",
+    "some rank: killed by Slurm: its memory limit was exceeded (SIGKILL)",
+)
+TEXTS["seff's state of the job"] = (
+    r"""Epoch 3, loading next shard
+Killed
+Job ID: 12346
+Cluster: hydra
+State: OUT_OF_MEMORY (exit code 0)
+Cores: 8
+Memory Utilized: 63.99 GB
+Memory Efficiency: 99.99% of 64.00 GB
+""",
+    "some rank: killed by the kernel: out of memory (SIGKILL)",
+)
+TEXTS["Ctrl-C in the middle of a line"] = (
+    r"""Epoch 0:  44%|████▍     | 440/1000 [10:00<12:44,  1.36s/it]^CTraceback (most recent call last):
+  File "/g/train.py", line 31, in <module>
+    main()
+  File "/g/train.py", line 20, in main
+    loss.backward()
+  File "/g/v/lib/python3.10/site-packages/torch/autograd/__init__.py", line 266, in backward
+    Variable._execution_engine.run_backward(  # Calls into the C++ engine to run the backward pass
+KeyboardInterrupt
+""",
+    "stopped: interrupted at the terminal (Ctrl-C)",
+)
+TEXTS["the last command of a batch script"] = (
+    r"""+ set -e
++ mkdir -p /tmp/data
++ cp -r /proj/data/imagenet.tar /tmp/data/
+cp: error writing '/tmp/data/imagenet.tar': No space left on device
+""",
+    "some rank: cp: error writing '/tmp/data/imagenet.tar': No space left on device",
+)
+TEXTS["a program's own line FATAL"] = (
+    steps(3) + "FATAL: the data set has format v1, need v2\nsrun: error: n1: task 0: Exited with exit code 3\n",
+    "rank 0 on n1: exit code 3: the data set has format v1, need v2 (from its stderr)",
+)
+TEXTS["a program's own line FATAL that it survives"] = (
+    "FATAL: the plugin could not be loaded, continuing without it\n" + steps(30) + "training complete\n",
+    "no failure",
+)
+TEXTS["env without the program"] = (
+    "Starting\n/usr/bin/env: \u2018python3.99\u2019: No such file or directory\n",
+    "some rank: cannot start /usr/bin/env: \u2018python3.99\u2019: No such file or directory",
+)
+TEXTS["nohup without the program"] = (
+    "nohup: failed to run command 'python3.99': No such file or directory\n",
+    "cannot start nohup: failed to run command 'python3.99': No such file or directory",
+)
+TEXTS["a batch script with an error of syntax"] = (
+    "Starting\n/var/spool/job7/slurm_script: line 4: syntax error: unexpected end of file\n",
+    "syntax error: unexpected end of file (line 4 of the batch script)",
+)
+TEXTS["an exception in Hydra's form"] = (
+    "Error executing job with overrides: ['opt=adam']\nError in call to target '__main__.Adam':\n"
+    "TypeError(\"Adam.__init__() got an unexpected keyword argument 'beta'\")\nfull_key: optimizer\n",
+    "some rank: TypeError(\"Adam.__init__() got an unexpected keyword argument 'beta'\")",
+)
+TABLE_OF = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-24_02:05:1{second}
+  host      : n1
+  rank      : {rank} (local_rank: 1)
+  exitcode  : 1 (pid: {pid})
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+TEXTS["two agents on one machine"] = (
+    label(TB, 3, "[rank{r}]: ")
+    + TABLE_OF.format(second=1, rank=3, pid=7)
+    + label(
+        TB.replace("ValueError: bad batch 42", "RuntimeError: [gloo/pair.cc:553] Connection closed by peer"),
+        1,
+        "[rank{r}]: ",
+    )
+    + TABLE_OF.format(second=2, rank=1, pid=8),
+    "rank 3 on n1: ValueError: bad batch 42",
+)
+TEXTS["a place is not cut"] = (
+    r"""W0820 12:01:22.981000 22922 torch/distributed/run.py:779] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default
+using world size: 16, data-parallel size: 1, context-parallel size: 1 tensor-model-parallel size: 16, pipeline-model-parallel size: 1 
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/workspace/Megatron-LM/pretrain_gpt.py", line 265, in <module>
+[rank3]:     pretrain(
+[rank3]:   File "/workspace/Megatron-LM/megatron/training/training.py", line 211, in pretrain
+[rank3]:     initialize_megatron(extra_args_provider=extra_args_provider,
+[rank3]:   File "/workspace/Megatron-LM/megatron/training/initialize.py", line 60, in initialize_megatron
+[rank3]:     validate_args(args, args_defaults)
+[rank3]:   File "/workspace/Megatron-LM/megatron/training/arguments.py", line 402, in validate_args
+[rank3]:     assert args.num_attention_heads % args.tensor_model_parallel_size == 0, \
+[rank3]: AssertionError: num_attention_heads (40) must be divisible by tensor model parallel size (16)
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/workspace/Megatron-LM/pretrain_gpt.py", line 265, in <module>
+[rank0]:     pretrain(
+[rank0]:   File "/workspace/Megatron-LM/megatron/training/training.py", line 211, in pretrain
+[rank0]:     initialize_megatron(extra_args_provider=extra_args_provider,
+[rank0]:   File "/workspace/Megatron-LM/megatron/training/initialize.py", line 60, in initialize_megatron
+[rank0]:     validate_args(args, args_defaults)
+[rank0]:   File "/workspace/Megatron-LM/megatron/training/arguments.py", line 402, in validate_args
+[rank0]:     assert args.num_attention_heads % args.tensor_model_parallel_size == 0, \
+[rank0]: AssertionError: num_attention_heads (40) must be divisible by tensor model parallel size (16)
+E0820 12:01:40.101000 22922 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) local_rank: 0 (pid: 23001) of binary: /usr/bin/python
+""",
+    "at /workspace/Megatron-LM/megatron/training/arguments.py:402 in validate_args",
+)
+
+
+TEXTS["IB port of this node, by NCCL"] = (
+    "[rank2]:[E1 ProcessGroupNCCL.cpp:1834] [PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog thread terminated"
+    " with exception: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
+    "[rank2]: ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+    "[rank2]: Last error:\n[rank2]: NET/IB : mlx5_1:1 Got async event : port error\n"
+    "srun: error: h3: task 2: Aborted (core dumped)\n",
+    "rank 2 on h3: an InfiniBand or RoCE operation failed (SIGABRT): NET/IB : mlx5_1:1 Got async event : port error",
+)
+TEXTS["the same refusal of all ranks"] = (
+    "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --warm\n" * 3
+    + "".join(f"srun: error: n{i // 2}: task {i}: Exited with exit code 2\n" for i in range(3)),
+    "ranks 0-2: the script refused its arguments: train.py: error: unrecognized arguments: --warm (exit code 2)",
+)
+TEXTS["a rank that was only ended later"] = (
+    "".join(
+        label(
+            GLOO.replace(
+                "Connection closed by peer [10.0.0.2]:23961", "Timed out waiting 8000ms for recv operation to complete"
+            ),
+            r,
+            "[rank{r}]: ",
+        )
+        for r in (0, 2)
+    )
+    + "srun: error: n1: task 0: Exited with exit code 1\nsrun: error: n2: task 2: Exited with exit code 1\n"
+    "srun: Terminating StepId=4711.0\nsrun: error: n1: task 1: Terminated\n",
+    "rank 1 had not failed when it was ended: the others may have waited for it",
+)
+TEXTS["a traceback long before the end"] = (
+    steps(900) + TB + steps(900) + "srun: error: x3: task 2: Exited with exit code 1\n",
+    "not known to have ended a rank, because many lines of output follow: ValueError: bad batch 42",
 )
 
 

@@ -38,12 +38,15 @@ from ftslurm.agent.actions import (
     StartStandbys,
     WorkerEnd,
 )
-from ftslurm.agent.spare_slots import STANDBY_DEATHS
+from ftslurm.agent.standby_slots import STANDBY_DEATHS
 from ftslurm.agent.transitions import (
     FAREWELL_S,
     GONE,
     IDLE,
     PREPARING,
+    STANDBY_AFTER_S,
+    STANDBY_AFTER_STEP_S,
+    STANDBY_AGAIN_S,
     STOPPING,
     SWEEPING,
 )
@@ -62,7 +65,8 @@ from ftslurm.records.state import (
     Participant,
     State,
 )
-from ftslurm.records.stop import Stop
+from ftslurm.records.stop import Stop, StopRequest
+from ftslurm.terminal import ERROR, WARNING
 
 # Starting
 
@@ -205,7 +209,7 @@ def test_a_rank_raises_and_the_others_get_term_then_kill_then_all_is_swept_and_t
     assert kinds(actions) == ["Publish", "Log", "Signal", "RecordFailure"]
     assert actions[2:] == [Signal((0,), TERM), RecordFailure(1, stopped=False)]
     assert (agent.published.status, agent.published.failure.rank) == (FAILED, 3)
-    assert actions[1] == Log("round 1: rank 3 failed at step 7: boom")
+    assert actions[1] == Log("round 1: rank 3 failed at step 7: boom", ERROR)
     assert agent.machine.deadline == agent.seconds + 15
     assert agent.reads(state(phase=FORMING)) == []
     assert agent.tick(13.9) == []
@@ -410,7 +414,7 @@ def test_slurms_second_sigterm_changes_nothing() -> None:
 def test_a_second_ctrl_c_kills_at_once() -> None:
     agent = running()
     agent.signalled(INT)
-    assert agent.signalled(INT) == [Log("SIGINT again: the ranks are killed now"), Signal((0, 1), KILL)]
+    assert agent.signalled(INT) == [Log("SIGINT again: the ranks are killed now", WARNING), Signal((0, 1), KILL)]
     agent.ends(0, by=KILL)
     agent.ends(1, by=KILL)
     agent.swept()
@@ -783,7 +787,7 @@ def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_lea
                 assert alive, f"{where}: it waits without a living worker"
 
 
-# A spare's standby workers
+# Standby workers
 
 
 def elsewhere(round_: int = 1, **changes: object) -> State:
@@ -805,13 +809,80 @@ def test_a_spare_with_standby_workers_starts_them_once() -> None:
     assert Agent(standby=False).reads(elsewhere()) == []
 
 
-def test_a_node_that_takes_part_or_may_take_part_starts_no_standbys() -> None:
+def test_a_node_that_takes_part_starts_standbys_when_the_start_of_its_ranks_is_long_over() -> None:
     agent = Agent(standby=True)
     assert agent.reads(state(phase=FORMING, round_=0)) == []
     assert kinds(agent.reads(state())) == ["Prepare"]
-    assert agent.reads(elsewhere(2)) == []
     agent.prepared()
-    assert "StartStandbys" not in kinds(agent.log)
+    assert agent.machine.deadline == agent.seconds + STANDBY_AFTER_S
+    assert agent.tick(STANDBY_AFTER_S - 0.1) == []
+    assert agent.tick(0.1) == [StartStandbys((0, 1))]
+    assert agent.machine.deadline is None
+    assert agent.tick(1000) == []
+
+
+def test_a_node_that_takes_part_starts_standbys_soon_after_a_step_of_its_ranks() -> None:
+    agent = running(standby=True)
+    agent.machine.on_ranks_begun(agent.now())
+    assert agent.tick(STANDBY_AFTER_STEP_S - 0.1) == []
+    assert agent.tick(0.1) == [StartStandbys((0, 1))]
+    agent.machine.on_ranks_begun(agent.now())
+    assert agent.tick(1000) == []
+    without = running()
+    without.machine.on_ranks_begun(without.now())
+    assert without.tick(1000) == []
+
+
+def test_standbys_survive_the_end_of_a_round_and_are_used_up_by_the_next() -> None:
+    agent = running(standby=True)
+    assert agent.tick(STANDBY_AFTER_S) == [StartStandbys((0, 1))]
+    agent.ends(0, code=1)
+    assert agent.ends(1, by=TERM)[-1] == KillLeftovers(keep_standbys=True)
+    agent.swept()
+    agent.reads(state(2))
+    assert "DropStandbys" not in kinds(agent.log)
+    agent.prepared(2)
+    assert agent.tick(STANDBY_AFTER_S) == [StartStandbys((0, 1))]
+
+
+def test_a_standby_that_ends_beside_ranks_is_replaced_unless_a_stop_is_asked_for() -> None:
+    agent = running(standby=True)
+    agent.tick(STANDBY_AFTER_S)
+    assert agent.standby_ends(1) == []
+    assert agent.tick(STANDBY_AGAIN_S) == [StartStandbys((1,))]
+    agent.standby_ends(1)
+    agent.machine.on_stop_request(StopRequest("notice", "a notice", 1))
+    assert agent.tick(STANDBY_AGAIN_S) == []
+
+
+def test_a_standby_that_is_unusable_costs_no_chance() -> None:
+    agent = spare()
+    for _ in range(2 * STANDBY_DEATHS):
+        assert agent.standby_ends(1, by_itself=False) == [StartStandbys((1,))]
+
+
+def test_ranks_that_have_succeeded_get_no_standbys() -> None:
+    agent = running(standby=True)
+    agent.ends(0)
+    agent.ends(1)
+    assert agent.tick(STANDBY_AFTER_S) == []
+
+
+def test_an_agent_that_leaves_drops_its_standbys_before_its_ranks_have_their_grace() -> None:
+    agent = running(standby=True)
+    agent.tick(STANDBY_AFTER_S)
+    done = kinds(agent.signalled(TERM))
+    assert done.index("DropStandbys") < done.index("Signal")
+    agent.ends(0, by=TERM)
+    assert agent.ends(1, by=TERM)[-1] == KillLeftovers(keep_standbys=False)
+
+
+def test_standbys_are_not_kept_when_the_job_is_over() -> None:
+    agent = running(standby=True)
+    agent.tick(STANDBY_AFTER_S)
+    agent.reads(closed(STOPPED, "stopped", 1))
+    agent.ends(0, by=TERM)
+    assert agent.ends(1, by=TERM)[-1] == KillLeftovers(keep_standbys=False)
 
 
 def test_another_attempts_round_starts_no_standbys() -> None:
@@ -866,11 +937,21 @@ def test_a_node_that_becomes_a_spare_again_starts_all_standbys_again() -> None:
     assert agent.swept()[-1] == StartStandbys((0, 1))
 
 
+def test_standbys_that_a_round_did_not_need_wait_for_the_next() -> None:
+    agent = spare()
+    agent.reads(state(2))
+    agent.prepared(2, problem="disk full")
+    agent.swept()
+    assert agent.reads(elsewhere(3)) == []
+
+
 def test_a_slot_whose_standbys_always_die_gets_no_more_of_them_after_a_round() -> None:
     agent = spare()
     for _ in range(STANDBY_DEATHS):
         agent.standby_ends(1)
     agent.reads(state(2))
-    agent.prepared(2, problem="disk full")
+    agent.prepared(2)
+    agent.ends(0, by=TERM)
+    agent.ends(1, by=TERM)
     agent.swept()
     assert agent.reads(elsewhere(3)) == [StartStandbys((0,))]

@@ -18,15 +18,13 @@ class Agent:
         self.now_s = 100.0
         self.stopped_s: dict[str, float] = {}
         self.calls: list[tuple[str, float]] = []
-        idle: Any = SimpleNamespace(
-            deadline=None, waiting=lambda: None, working=lambda: None, on_time=lambda pids: None
-        )
+        idle: Any = SimpleNamespace(deadline=None, waiting=lambda: None, working=lambda: None, on_time=lambda *_: None)
         idle.add = lambda reaped, record: None
         idle.take = lambda record: []
         idle.events = lambda *arguments: iter(())
         monitor = SimpleNamespace(forgive=lambda: self.calls.append(("forgive", self.now_s)), turn=self.turn)
         parts: Any = SimpleNamespace(monitor=monitor, hooks=None, workers=SimpleNamespace(all=[]))
-        for name in ("guard", "bell", "health", "stop", "exits", "build_locks"):
+        for name in ("guard", "bell", "health", "stop", "exits", "build_locks", "arrivals"):
             setattr(parts, name, idle)
         waiting: Any = SimpleNamespace(ready=set(), wait=self.sleep, signals=lambda: self.stop_here("signals"))
         unused: Any = SimpleNamespace()

@@ -351,6 +351,7 @@ def test_a_node_record_has_the_retryability_and_an_older_one_has_none() -> None:
         (record("DistBackendError", "NCCL error in: NCCLUtils.hpp"), True),
         (record("RuntimeError", "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed"), True),
         (record("ConnectionRefusedError", "[Errno 111] Connection refused"), False),
+        (record("PeerLostError", "rank 3 did not answer the peer heartbeat 3 times in a row"), True),
     ],
 )
 def test_a_broken_connection_between_ranks_is_perhaps_another_ones_failure(found: ErrorRecord, by_peers: bool) -> None:

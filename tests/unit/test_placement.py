@@ -8,7 +8,7 @@ import pytest
 
 from ftslurm.agent.option_groups import PlacementOptions
 from ftslurm.agent.options import parse_run
-from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE, Placement, place, shared_directory
+from ftslurm.agent.placement import LOCAL_ATTEMPT, LOCAL_NODE, Placement, local_environment, place, shared_directory
 from ftslurm.terminal import UsageError
 
 BATCH = {
@@ -125,6 +125,20 @@ def test_a_chosen_address_is_taken() -> None:
     assert placed(STEP, "--local-addr", "10.0.0.2").address == "10.0.0.2"
 
 
+def test_each_node_may_have_an_address_of_its_own() -> None:
+    addresses = ("--local-addr", "c1=10.0.0.1,c2=10.0.0.2, c3=10.0.0.3")
+    assert placed(STEP, *addresses).address == "10.0.0.2"
+    assert placed(BATCH, *addresses, batch=True).expected == ("c1", "c2", "c3")
+    missing = "no address for node c2; expected NODE=ADDRESS for each node"
+    assert missing in refusal(STEP, "--local-addr", "c1=10.0.0.1")
+
+
+def test_ftsrun_refuses_one_address_for_several_nodes() -> None:
+    with pytest.raises(UsageError, match=r"--local-addr 10\.0\.0\.2: one address for 3 nodes; expected --interface"):
+        placed(BATCH, "--local-addr", "10.0.0.2", batch=True)
+    assert placed(ONE_NODE, "--local-addr", "10.0.0.2", batch=True).address == "10.0.0.2"
+
+
 def test_a_chosen_run_id_makes_a_run_over_several_jobs() -> None:
     place_ = placed(STEP, "--rdzv-id", "big-one", "--shared-dir", "/s")
     assert (place_.run_id, place_.run_dir, place_.attempt) == ("big-one", "/s/big-one", "12.0")
@@ -194,3 +208,9 @@ def test_run_directories_lie_where_the_job_was_submitted_unless_chosen() -> None
     assert shared_directory(None, None, "/work") == "/work/ftslurm-runs"
     assert shared_directory("runs", None, "/work") == "/work/runs"
     assert shared_directory(None, replace(job, submit_dir=None), "/work") == "/work/ftslurm-runs"
+
+
+def test_torchruns_variable_names_a_local_run() -> None:
+    for named in ({"PET_RDZV_ID": "x"}, {"FTSLURM_RDZV_ID": "x"}):
+        assert "FTSLURM_RDZV_ID" not in local_environment("local-1", 2, named)
+    assert local_environment("local-1", 2, {})["FTSLURM_RDZV_ID"] == "local-1"

@@ -15,6 +15,7 @@ from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.monitor import heartbeat_page
 from ftslurm.monitor.timeouts import Learned, Spans
+from ftslurm.records.stacks import StacksFile
 
 NO_RECORD: Any = type("Record", (), {"round": 1})()
 
@@ -27,6 +28,7 @@ class Node:
         self.tasks: list[Any] = []
         self.stacks: list[dict[int, str]] = []
         self.samples = 0
+        self.answers: list[tuple[int, tuple[int, ...]]] = []
         self.workers = Workers(lambda: 0)
         settings = AgentSettings(
             parse_run([*options, "train.py"], {}),
@@ -49,6 +51,10 @@ class Node:
     def stacks_collected(self, collection: Any, record: object) -> None:
         """Be the journal."""
         self.stacks.append(collection.why)
+
+    def stacks_answer(self, collection: Any, request_ns: int, record: object) -> None:
+        """Be the journal."""
+        self.answers.append((request_ns, tuple(worker.local_rank for worker in collection.workers)))
 
     def sample(self) -> None:
         """Be the host resources."""
@@ -94,6 +100,31 @@ def test_all_ranks_that_are_late_at_once_get_their_reason(place: Path) -> None:
     assert sorted(node.stacks[0]) == [0, 2, 3]
 
 
+def test_a_request_for_stacks_is_answered_once_by_the_ranks_that_are_alive_unless_others_are_collected(
+    place: Path,
+) -> None:
+    node = Node(place)
+    for worker in node.workers.all[1:]:
+        worker.ended_ns = 1
+    node.monitor.request_stacks(StacksFile("1.0", 1, 7))
+    node.monitor.request_stacks(StacksFile("1.0", 1, 7))
+    while not node.answers:
+        node.now_s += 0.5
+        node.turn()
+    node.monitor.request_stacks(StacksFile("1.0", 1, 7))
+    node.turn()
+    assert node.answers == [(7, (0,))] and node.stacks == []
+    # Before a stop, the ranks are asked once, not twice at the same time.
+    node.monitor.collect_stacks(1, [0], stop="SIGTERM from outside")
+    node.monitor.request_stacks(StacksFile("1.0", 1, 8))
+    node.turn()
+    assert node.answers == [(7, (0,)), (8, ())]
+    node.workers.all = []
+    node.monitor.request_stacks(StacksFile("1.0", 2, 9))
+    node.turn()
+    assert len(node.answers) == 2
+
+
 def test_the_first_step_of_a_round_is_published_at_once_and_only_that(place: Path) -> None:
     node = Node(place, ranks=2)
 
@@ -111,6 +142,24 @@ def test_the_first_step_of_a_round_is_published_at_once_and_only_that(place: Pat
     for _ in range(10):
         node.now_s += 1
         node.beat(0, 1)
+        assert hurried() == []
+
+
+def test_a_record_that_denies_heartbeats_is_published_anew_when_a_rank_has_sent_its_first(place: Path) -> None:
+    node = Node(place, ranks=3)
+
+    def hurried() -> list[int]:
+        node.now_s += 3
+        found = [each for each in node.turn() if isinstance(each, VitalsChanged) and each.first_heartbeat]
+        return [each.vitals.longest.silent for each in found]
+
+    assert [hurried(), hurried()] == [[], []]
+    node.beat(1)
+    hurried()  # With the first step; its vitals may be those of either.
+    node.beat(0, 2)
+    assert hurried() == [0]
+    for _ in range(5):
+        node.beat(0, 1, 2)
         assert hurried() == []
 
 

@@ -15,13 +15,15 @@ from ftslurm.records.attempt import Attempt, Run, SchedulerView, StepEnd
 from ftslurm.records.codec import BadFile, NewerFormat, read_record, write_record
 from ftslurm.records.defect import DefectRecord
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame
+from ftslurm.records.flight import FlightRecord
 from ftslurm.records.health import Health, HealthFinding
 from ftslurm.records.node import NodeRecord
 from ftslurm.records.round import RoundRecord, WorkerRecord
+from ftslurm.records.stacks import StacksAnswer, StacksFile
 from ftslurm.records.state import PendingCommit, State, StateFile
 
 RECORDS = [Run, Attempt, StepEnd, SchedulerView, PendingCommit, DefectRecord, NodeRecord, RoundRecord, State]
-RECORDS += [StateFile, ErrorRecord]
+RECORDS += [StateFile, ErrorRecord, FlightRecord, StacksFile, StacksAnswer]
 OWN: dict[type, Any] = {
     Learned: lambda chance: Learned(Spans(heartbeat_s=chance.uniform(1, 9)), chance.randrange(9)),
     ExceptionRecord: lambda chance: an_exception(chance, 3),
@@ -51,6 +53,8 @@ def some(annotation: str, cls: Any, chance: random.Random) -> Any:
         return tuple(some(part, cls, chance) for part in annotation[6:-1].split(","))
     if annotation == "dict[str, int]":
         return {"k\udc80": 5} if chance.random() < 0.7 else {}
+    if annotation.startswith("dict[str, Group"):
+        return {"k": some(annotation[10:-1], cls, chance)}
     if annotation.startswith("dict[str"):
         return {"k\udc80": "v"} if chance.random() < 0.7 else {}
     simple = {
@@ -93,7 +97,9 @@ def test_a_wrong_value_is_refused_by_name_and_read_leniently_where_it_is_no_iden
     name = chance.choice(list(cls.__annotations__))
     value[name] = chance.choice([[[]], 2**70, {"": [7]}, 1e300]) if value.get(name) != [] else 7
     data = json.dumps(value).encode()
-    if not cls.__annotations__[name].startswith(("dict", "HostResources")):  # of which any value may be missing
+    if not cls.__annotations__[name].startswith(
+        ("dict", "HostResources", "Learned")
+    ):  # of which any value may be missing
         with pytest.raises(BadFile, match=f"^the file: .*{name}.*$"):
             read_record(cls, data, "the file")
     annotation = cls.__annotations__[name]

@@ -114,7 +114,7 @@ def test_a_requeue_is_queue_until_the_next_round_forms_and_then_restart(tmp_path
     }  # fmt: skip
     # No rank held a device in the queue.
     assert report["accounting"]["rank_hours_lost"] == pytest.approx(4 * 30 / 3600)
-    assert "1 h in the queue" in sentence(report)
+    assert "1 h between attempts" in sentence(report)
 
 
 def test_a_round_that_made_no_step_is_all_restart(tmp_path: Path) -> None:
@@ -201,3 +201,38 @@ def test_nearly_all_is_not_all() -> None:
     assert [percent(x) for x in (1.0, 0.99999, 0.9214, 0.00001, 0.0)] == [
         "100.0 %", "99.9 %", "92.1 %", "0.1 %", "0.0 %",
     ]  # fmt: skip
+
+
+def unmodified(parent: Path, again: int) -> dict[str, Any]:
+    """Judge a run whose script reports nothing: steps 1-101 of its optimizer, a failure, then steps from `again` on."""
+    run = RunBuilder(parent).round().steps(1, 101, startup_s=10, over_s=100, reported=False)
+    run.fail(3, ValueError("boom"), step=None, after_s=2).stop(after_s=0.5)
+    run.round(after_s=1).steps(again, again + 100, startup_s=10, over_s=100, reported=False).succeed(after_s=5)
+    return accounted(run.close("succeeded", "all ranks succeeded"))
+
+
+def test_steps_that_an_optimizer_repeats_by_its_own_count_are_lost(tmp_path: Path) -> None:
+    report = unmodified(tmp_path, 81)
+    first, second = (r["accounting"] for r in report["rounds"])
+    assert parts(first) == {"startup": 10, "productive": 80, "lost": 22, "detection": 0.5, "restart": 11}
+    assert parts(second) == {"startup": 10, "productive": 105}
+    assert report["rounds"][0]["cost"]["steps_repeated"] == 20
+    assert report["last_step"] is None and report["last_optimizer_step"] == 181
+
+
+def test_which_steps_were_repeated_is_unknown_where_an_optimizer_counts_from_one_again(tmp_path: Path) -> None:
+    report = unmodified(tmp_path, 1)
+    first, second = (r["accounting"] for r in report["rounds"])
+    assert parts(first) == {"startup": 10, "detection": 0.5, "restart": 11}
+    assert (first["productive_s"], first["lost_s"]) == (None, None)
+    assert parts(second) == {"startup": 10, "productive": 105}
+    assert report["accounting"]["ratio"] is None
+    assert report["rounds"][0]["cost"]["steps_repeated"] is None
+
+
+def test_of_a_run_in_one_round_all_steps_of_the_optimizer_were_kept(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 101, startup_s=10, over_s=100, reported=False).succeed(after_s=5)
+    report = accounted(run.close("succeeded", "all ranks succeeded"))
+    assert parts(report["accounting"]) == {"startup": 10, "productive": 105}
+    assert report["accounting"]["ratio"] == pytest.approx(105 / 115)
+    assert report["rounds"][0]["optimizer_steps"] == {"first": 1, "last": 101}

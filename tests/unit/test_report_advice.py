@@ -63,6 +63,15 @@ def test_a_signal_of_the_programs_own_is_explained(run: RunBuilder, signal: str,
     assert told(run.fail(2, signal=signal))[0]["advice"].startswith(advice)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_acts_as_rank_0_is_told_so(run: RunBuilder, rank: int) -> None:
+    kind = type("DistNetworkError", (RuntimeError,), {"__module__": "torch.distributed"})
+    error = kind("The server socket has failed to listen on any local network address. port: 29533, EADDRINUSE")
+    rendezvous = "/v/lib/python3.11/site-packages/torch/distributed/rendezvous.py"
+    text = told(run.fail(rank, error, frames=(("/w/train.py", 3, "<module>"), (rendezvous, 199, "_create_store"))))[1]
+    assert ("acted as rank 0" in text) is (rank != 0)
+
+
 def test_modules_that_import_each_other_are_no_matter_of_the_environment(run: RunBuilder) -> None:
     run.attempts[0]["python"] = "/opt/conda/bin/python"
     message = (

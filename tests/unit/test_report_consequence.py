@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
@@ -13,6 +15,7 @@ from ftslurm.testing.runs import RunBuilder
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 BARRIER = "[Rank 0]: Rank 3 failed to pass monitoredBarrier in 2000 ms"
 TORCH = (("/w/train.py", 42, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "wait"))
+C10D = "/lib/site-packages/torch/distributed/distributed_c10d.py"
 OWN = "feature service: the ProcessGroup cache timed out"
 
 
@@ -45,6 +48,33 @@ def test_a_rank_that_a_barrier_names_and_that_did_not_fail_is_what_the_others_wa
     # The rank that gave up names the culprit; the other one's connection broke because of that.
     assert (cause["rank"], cause["role"], cause["follows"]) == (0, "cascade", "rank 3 did not fail")
     assert "rank 3 did not fail: the others waited for it" in text
+
+
+@pytest.mark.parametrize("function", ["monitored_barrier", "init_process_group", "all_reduce"])
+def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_tell_it(
+    tmp_path: Path, function: str
+) -> None:
+    class DistStoreError(RuntimeError):
+        pass
+
+    frames = (("/w/train.py", 42, "main", None), (C10D, 1892, function, None))
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in (1, 0, 2):
+        late = BARRIER if rank == 0 else f"Rank {rank} reached monitoredBarrier, but received errors: {CLOSED}"
+        store = DistStoreError("wait timeout after 8000ms, keys: /default_pg/0//cpu//0/0")
+        error = store if function == "init_process_group" else RuntimeError(late)
+        module = "torch.distributed" if error is store else None
+        run.fail(rank, error, frames=frames, after_s=0.01, module=module)
+    run.history[-1]["failure"]["by_peers"] = True
+    run.hang(3, places={3: [("/w/train.py", 7, "main"), ("/w/data.py", 40, "load")]})
+    cause, text = told(run.stop())
+    if function == "all_reduce":
+        assert cause["rank"] != 3, "whether it has made that call is not known"
+        return
+    assert (cause["rank"], cause["node"], cause["hang"]["verdict"]) == (3, "n2", "missing")
+    assert f"FAILED: rank 3 on n2 has not come to {function} in load at data.py:40; in round 1; noticed by" in text
+    assert "*rank 3 on n2 in load at data.py:40" in text
+    assert "rank" in text.split("the other ranks of round 1")[1].split("rounds (")[0]
 
 
 def test_a_rank_that_ended_later_than_the_failure_is_not_what_it_follows_from(tmp_path: Path) -> None:

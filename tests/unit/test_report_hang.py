@@ -44,7 +44,7 @@ def test_the_suspect_is_the_headline_and_all_places_and_stacks_follow(tmp_path: 
         """\
 job-123 FAILED: rank 3 on n2: hung in DataLoader at data.py:40, while 3 ranks
   wait in all_reduce at train.py:88
-  step 120, round 1; rank 0 on n1: no heartbeat for 30 s (time-out 30 s)
+  step 120, round 1; noticed by rank 0: no heartbeat for 30 s (time-out 30 s)
   no restarts allowed (--max-restarts 0); job exit code 1
   hint: The others wait for it: its stack below shows its own location.
 
@@ -85,6 +85,7 @@ rounds (2026-03-01 GMT)
         "message": "no heartbeat for 30 s (time-out 30 s)",
         "since_ns": cause["time_ns"] - 30 * 10**9,
         "verdict": "odd",
+        "where": None,
     }
 
 
@@ -100,6 +101,13 @@ def test_a_rank_in_the_kernel_is_named_with_the_place_there(tmp_path: Path) -> N
     _, text = told(run.close("failed", REASON))
     assert "in uninterruptible sleep (D) in rpc_wait_bit_killable" in text
     assert "check dmesg there" in " ".join(text.split())
+
+
+def test_ranks_that_wait_for_threads_of_their_own_are_not_sent_to_the_network(tmp_path: Path) -> None:
+    queue = (MAIN, ("/usr/lib/python3.11/queue.py", 171, "get"), ("/usr/lib/python3.11/threading.py", 327, "wait"))
+    _, text = told(hung(tmp_path, dict.fromkeys(range(4), queue)).close("failed", REASON))
+    assert "Each waits for a thread of its own process" in text
+    assert "network" not in text
 
 
 def test_where_no_rank_stands_out_the_report_names_the_rank_whose_time_out_expired(tmp_path: Path) -> None:
@@ -152,6 +160,46 @@ def test_an_exception_that_made_the_others_hang_stays_the_cause(tmp_path: Path) 
     report, text = told(run)
     assert (report["cause"]["rank"], report["cause"]["kind"]) == (3, "exception")
     assert "where the ranks of round 1 were" in text
+
+
+def test_ranks_whose_scripts_had_ended_are_not_sent_to_the_network(tmp_path: Path) -> None:
+    report, text = told(hung(tmp_path, dict.fromkeys(range(4), ())).close("failed", REASON))
+    assert report["cause"]["ranks"] == "0-3"
+    assert "ranks 0-3 on n1, n2: hung at the end of Python (the script had ended)" in " ".join(text.split())
+    assert "destroy_process_group()" in text and "network" not in text
+
+
+def test_one_whose_script_had_ended_is_what_the_others_wait_for(tmp_path: Path) -> None:
+    report, text = told(hung(tmp_path, {3: ()}).close("failed", REASON))
+    first = "rank 3 on n2: at the end of Python (the script had ended), and is waited for"
+    assert (report["cause"]["rank"], first in " ".join(text.split())) == (3, True)
+    assert "equally many collectives" in text
+
+
+RAISED = (("/home/ann/lm/train.py", 41, "<module>", "dist.barrier()"),)
+RECORDER = (("/shared/ftslurm/failures/recorder.py", 67, "exception"), ("/shared/ftslurm/records/error.py", 44, "f"))
+
+
+@pytest.mark.parametrize("at", [(), RECORDER, "no answer to the dump signal"])
+def test_ranks_that_had_raised_are_told_by_their_exception_and_the_line_of_the_script(tmp_path: Path, at: Any) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9).wait(9)
+    for rank in (0, 1):
+        run.fail(rank, RuntimeError("[gloo/transport/tcp/pair.cc:5] Connection closed by peer"), frames=RAISED)
+    run.history[-1]["failure"] = None
+    places = {0: at, 1: at, 2: DATA, 3: DATA}
+    report, text = told(run.hang(0, places=places, after_s=5).stop().close("failed", REASON))
+    groups = {group["ranks"]: group["text"] for group in report["rounds"][0]["whereabouts"]["groups"]}
+    assert groups == {"2-3": "in DataLoader at data.py:40", "0-1": "ending after RuntimeError at train.py:41"}
+    assert "ftslurm/failures" not in text
+
+
+def test_an_error_record_outranks_the_time_that_the_end_of_its_rank_takes(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 9).wait(9)
+    for rank in range(4):
+        run.fail(rank, RuntimeError("[gloo/transport/tcp/pair.cc:5] Connection closed by peer"), frames=RAISED)
+    run.history[-1]["failure"] = None
+    report, text = told(run.hang(0, places=dict.fromkeys(range(4), ()), after_s=5).stop().close("failed", REASON))
+    assert (report["cause"]["kind"], "hung" in text.splitlines()[0]) == ("exception", False)
 
 
 def test_connections_that_break_when_the_hung_round_is_stopped_are_no_first_failure(tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftslurm.records.arrivals import ArrivalsRecord
+from ftslurm.records.codec import write_record
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
 from ftslurm.report.wording import EVIDENCE_WIDTH
 from ftslurm.testing.runs import RunBuilder
+from ftslurm.testing.training import Training, simulate
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 NO_RESTARTS = "rank 3 on n2 failed at step 120: ValueError: boom; no restarts allowed (--max-restarts 0)"
@@ -199,7 +203,7 @@ def test_a_requeue_is_shown_with_its_attempts(tmp_path: Path) -> None:
     shown = text(run.wait(300).round().steps(40, 90).succeed().close("succeeded", "all"))
     assert shown.startswith("job-123 succeeded after 1 interruption: ")
     assert "  1      123.0    2 " in shown
-    assert "next round 5 min 1 s later, requeued, 10 steps repeated" in shown
+    assert "next round 5 min 1 s later, in another attempt, 10 steps repeated" in shown
 
 
 def test_files_that_could_not_be_used_are_named(tmp_path: Path) -> None:
@@ -257,6 +261,26 @@ def test_a_rank_that_was_slower_than_the_others_all_the_time_is_named(tmp_path: 
     run.succeed().close("succeeded", "all 4 ranks succeeded")
     shown = text(run)
     assert "slower than the others in round 1\n  rank 2 on n2: " in shown
+
+
+def test_a_rank_that_kept_the_others_waiting_is_named(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 500).succeed().close("succeeded", "all 4 ranks succeeded")
+    directory = run.write()
+    place = directory / "rounds" / "000001" / "arrivals"
+    place.mkdir()
+    arrivals = simulate(random.Random(1), Training([range(4)], slow={2: 0.1}), 46)
+    for each in arrivals:
+        record = ArrivalsRecord(1, f"n{each.rank // 2 + 1}", 5, tuple(arrivals[each.rank // 2 * 2 :][:2]))
+        (place / f"{record.node}.json").write_bytes(write_record(record))
+    (place / "n9.json").write_text("of no node of the round")
+    report = analyse(gather(directory, now_ns=run.now_ns))
+    assert report["problems"] == []
+    shown = " ".join(render(report, zone=time.gmtime).split())
+    assert "slower than the others in round 1 rank 2 on n2: arrives 10" in shown
+    (place / "n2.json").write_text("{")
+    report = analyse(gather(directory, now_ns=run.now_ns))
+    assert [each["file"] for each in report["problems"]] == ["rounds/000001/arrivals/n2.json"]
+    assert report["rounds"][0]["late"] == []
 
 
 def test_what_is_no_pace_names_no_rank(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ftslurm.records.state import State
 from ftslurm.records.stop import Stop, StopVote
 from ftslurm.rendezvous import member, running
 from ftslurm.rendezvous.abandonment import Abandonment
+from ftslurm.rendezvous.contacts import Contacts
 from ftslurm.rendezvous.liveness import Liveness
 from ftslurm.rendezvous.member import Member
 from ftslurm.sharedfs.cell import FencedCell
@@ -52,6 +53,15 @@ def test_a_hundred_small_clusters_survive_a_mixture_of_faults(first: int) -> Non
     print(f"seeds {first} to {first + 99}: {tally.faults.total()} faults")
     assert tally.clusters == 100
     assert tally.faults.total() >= 600, f"seeds from {first}"
+
+
+@pytest.mark.parametrize("first", range(1, 1001, 100))
+def test_pauses_of_up_to_five_seconds_and_blocked_datagrams_cost_no_node(first: int) -> None:
+    """Ten times a hundred; a node that is lost though it lives is reported with its seed."""
+    kinds = ("node pauses", "datagrams blocked")
+    tally = simulate_many([ClusterOptions(seed, (2, 4), 6, kinds) for seed in range(first, first + 100)])
+    print(f"seeds {first} to {first + 99}: {tally.faults.total()} faults")
+    assert all(tally.faults[kind] >= 100 for kind in kinds), f"seeds from {first}: {dict(tally.faults)}"
 
 
 def test_a_seed_gives_the_same_history_each_time() -> None:
@@ -110,6 +120,12 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         simulated_stops, "vote", overlook_passed_ranks
     ),
     "an outage counts as silence": lambda patch: patch.setattr(ObservedTime, "failed", lambda self: None),
+    "silence of datagrams is a death": lambda patch: patch.setattr(
+        Contacts, "evidence", lambda self, record: "silence" if self.suspects(record) else None
+    ),
+    "a member that is no longer heard is in no hurry": lambda patch: patch.setattr(
+        Contacts, "hears", lambda self, record: self.of(record) is not None
+    ),
     "restarts cost nothing": lambda patch: patch.setattr(
         running, "_restart", lambda state, seen, what: replace(state, phase=running.FORMING)
     ),

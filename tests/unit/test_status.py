@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 
 from ftslurm.agent.options import parse_run
 from ftslurm.health.verdict import worst
+from ftslurm.monitor.step_times import Histogram
 from ftslurm.monitor.timeouts import Learned, Longest, Spans, Timeouts
+from ftslurm.records.arrivals import ArrivalsRecord
 from ftslurm.records.health import Health, HealthFinding
 from ftslurm.records.node import NodeRecord, RankVitals, Vitals
 from ftslurm.records.state import (
@@ -29,6 +33,7 @@ from ftslurm.records.stop import ANY_STEP, JobEnd, Stop
 from ftslurm.status.snapshot import ReceivedRecord, RunTiming, Snapshot
 from ftslurm.status.summary import summarise
 from ftslurm.status.text import render
+from ftslurm.testing.training import Training, simulate
 
 S = 10**9
 # 2026-03-01 12:00:00 UTC by this machine's clock; the file server's is wrong by a day, which must not matter.
@@ -122,12 +127,12 @@ run lm: round 3 runs on 4 nodes, 32 ranks, step 1200, 2 of 3 restarts used
   round  ended     took         why
   2      11:26:40  33 min 20 s  rank 5 on node000 failed at step 900: ValueEr...
   1      10:36:00  1 h 6 min    SIGTERM
-  node     ranks  step  silent >=  status
-  node000  0-7    1200  0 s        running
-  node001  8-15   1200  0 s        running
-  node002  16-23  1200  0 s        running
-  node003  24-31  1200  0 s        running
-  pace: 940 ms a step; no slow rank (not detectable in synchronous training)
+  node     ranks  step  status
+  node000  0-7    1200  running
+  node001  8-15   1200  running
+  node002  16-23  1200  running
+  node003  24-31  1200  running
+  pace: 940 ms a step; no slow rank (arrivals at collectives not compared)
   more: ftslurm report /shared/ftslurm-runs/lm
 """
     )
@@ -145,24 +150,53 @@ def test_a_thousand_nodes_take_a_few_lines_and_with_all_one_line_each() -> None:
     at = next(i for i, line in enumerate(output) if line.startswith("  nodes"))
     assert output[at : at + 5] == [
         "  nodes                   ranks         step  silent >=  status",
-        "  998: node[000-006,0...  0-55,72-7999  1200  0 s        running",
+        "  998: node[000-006,0...  0-55,72-7999  1200             running",
         "  node007                 56-63         1200  46 s       SILENT, running",
-        "  node008                 64-71         1200  0 s        running, stuck 2x",
-        "  node1000                                    0 s        spare",
+        "  node008                 64-71         1200             running, stuck 2x",
+        "  node1000                                               spare",
     ]
     assert len(output) < 20
     assert len(text(shot, everything=True).splitlines()) > 1000
+
+
+def test_a_node_that_is_heard_by_datagrams_and_writes_rarely_is_not_shown_as_silent_and_its_step_as_of_its_time() -> (
+    None
+):
+    nodes = [received(record(0)), received(record(1, vitals=vitals(1, 3)), 25.0)]
+    output = text(snapshot((*nodes, received(record(2, "ready", 0), 14.0)), state(2)))
+
+    table = output[output.index("  node     ranks") :].splitlines()
+    assert table[:4] == [
+        "  node     ranks  step          status",
+        "  node000  0-7    1200          running",
+        "  node001  8-15   3 (24 s ago)  running",
+        "  node002                       spare",
+    ]
+    assert "behind" not in output
+
+    # Of a thousand nodes, each in one of a few lines.
+    many = [received(record(i), 1.0 + 23.0 * (i % 2)) for i in range(1000)]
+    assert "1200 (up to 23 s ago)  running" in text(snapshot(tuple(many), state(1000)))
+
+
+def test_while_a_round_forms_all_nodes_write_so_that_an_old_record_is_one_of_a_silent_node() -> None:
+    nodes = [received(record(0, "ready")), received(record(1), 25.0)]
+    for ended_s, told in ((20, "silent"), (7, "silent"), (1, "awaited")):
+        past = RoundHistory(3, "123.1", (name(0), name(1)), 16, NOW - 99 * S, NOW - ended_s * S, "failed", "", None)
+        output = text(snapshot(tuple(nodes), state(2, phase="forming", history=(past,))))
+        assert f"  {told}: node001\n" in output
+        assert "still ending" not in output
 
 
 def test_silence_is_measured_by_the_file_servers_clock_alone() -> None:
     a_day = 86400 * S
     fresh, old = (
         ReceivedRecord(record(0), NOW - a_day),
-        ReceivedRecord(record(1, time_ns=NOW + a_day), NOW - a_day - 40 * S),
+        ReceivedRecord(record(1, time_ns=NOW + a_day), NOW - a_day - 50 * S),
     )
     rows = summarise(snapshot((fresh, old), server_ns=NOW - a_day))["nodes"]
 
-    assert [(row["silent_s"], row["silent"]) for row in rows[:2]] == [(0.0, False), (pytest.approx(39.98), True)]
+    assert [(row["silent_s"], row["silent"]) for row in rows[:2]] == [(0.0, False), (pytest.approx(49.98), True)]
 
 
 def test_the_duration_of_reading_does_not_count_as_silence() -> None:
@@ -296,6 +330,25 @@ def test_a_slow_rank_is_named_with_its_figures() -> None:
     assert "no slow rank" not in output
 
 
+def test_a_rank_that_keeps_the_others_waiting_is_named_with_what_is_known_of_its_node() -> None:
+    arrivals = simulate(random.Random(1), Training([range(8)], slow={5: 0.1}), 46)
+    found = HealthFinding("gpu-clocks", "warn", "GPU 1", "clocks throttled: 810 of 1980 MHz", "", NOW)
+    nodes = tuple(
+        received(record(i, health=Health("warn", NOW, "quick", (found,)) if i == 1 else None)) for i in range(4)
+    )
+    files = tuple(ArrivalsRecord(3, name(i), NOW, tuple(arrivals[4 * i : 4 * i + 4])) for i in range(2))
+    shot = snapshot(nodes, arrivals=files)
+    output = " ".join(text(shot).split())
+
+    assert re.search(
+        r"slow: rank 5 on node001 arrives (9\.\d*|10) ms late at collectives in 100% of 46 sampled", output
+    )
+    assert "; on its node: GPU 1: clocks throttled: 810 of 1980 MHz" in output
+    assert "no slow rank" not in output
+    even = simulate(random.Random(1), Training([range(8)]), 46)
+    assert "; no slow rank" in text(snapshot(arrivals=(ArrivalsRecord(3, name(0), NOW, tuple(even)),)))
+
+
 def test_a_rank_is_behind_only_by_more_time_than_lies_between_the_node_records() -> None:
     def current(step: int, ago_s: float) -> list[tuple[int, int]]:
         nodes = (*(received(record(i)) for i in range(3)), received(record(3, vitals=vitals(3, step)), ago_s))
@@ -304,6 +357,16 @@ def test_a_rank_is_behind_only_by_more_time_than_lies_between_the_node_records()
     assert current(1196, 1.0) == []
     assert current(1190, 1.0) == [(rank, 1190) for rank in range(24, 32)]
     assert current(1190, 9.0) == []
+    # The steps since an old record are unknown, whatever the pace was.
+    assert current(10, 20.0) == []
+
+
+def test_no_rank_is_behind_by_the_pace_of_its_first_slow_steps() -> None:
+    first = vitals(1, ranks=tuple(RankVitals(SLOTS + k, 3, SLOW) for k in range(SLOTS)))
+    nodes = (received(record(0, vitals=vitals(0, 9))), received(record(1, vitals=first), 6.0))
+    fast, slow = (Histogram.from_pairs(pace).median_s for pace in (PACE, SLOW))
+    assert 6 * fast < 11 < 6 * slow
+    assert summarise(snapshot(nodes, state(2)))["behind"] == []
 
 
 def test_many_ranks_that_are_behind_are_counted() -> None:
@@ -320,6 +383,21 @@ def test_ranks_that_report_no_steps_are_not_behind_but_counted() -> None:
 
     assert "pace: 940 ms a step; 8 of 32 ranks report steps" in output
     assert "behind" not in output
+
+
+def test_steps_of_optimizers_are_shown_as_such_where_no_rank_reports_steps() -> None:
+    def made(i: int) -> Vitals:
+        return vitals(i, ranks=tuple(RankVitals(i * SLOTS + k, None, PACE, 500 + i) for k in range(SLOTS)))
+
+    nodes = tuple(received(record(i, vitals=made(i))) for i in range(4))
+    output = " ".join(text(snapshot(nodes)).split())
+    assert "on 4 nodes, 32 ranks, optimizer step 503, 2 of 3 restarts used" in output
+    assert "pace: 940 ms a step of the optimizer" in output
+    steps = summarise(snapshot(nodes))["steps"]
+    assert (steps["last"], steps["optimizer"]) == (None, {"first": 500, "last": 503, "ranks": 32})
+    # One rank that reports steps: it is the script's number that counts.
+    output = text(snapshot((received(record(0)), *nodes[1:])))
+    assert ", step 1200," in output and "optimizer" not in output
 
 
 def test_a_disabled_time_out_and_defaults_are_printed_as_such() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftslurm.failures.causes import ROWS, Cause
+from ftslurm.failures.message_line import message_line
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
 
@@ -120,6 +121,46 @@ def test_a_child_process_is_explained_by_what_the_exception_has_of_its_output_fi
     assert (found.found.text, found.of_child, found.exception) == ("no such shard", True, None)
 
 
+def test_a_compiler_is_quoted_with_its_first_error() -> None:
+    output = "fused.c: In function 'f':\nfused.c:3:9: error: expected ';' before '}' token\n    3 | x = 1\n      |  ~\n"
+    message = "Command '['gcc']' returned non-zero exit status 1."
+    failed = ExceptionRecord("CalledProcessError", "subprocess", message, output=output)
+    found = said("exception", "", exception=failed)
+    assert found is not None
+    assert found.found.text == "fused.c:3:9: error: expected ';' before '}' token"
+
+
 def test_a_traceback_after_which_the_rank_went_on_is_no_reason() -> None:
     assert said("exit", TRACEBACK, "leaving\n", stale=("stderr",)) is None
     assert said("exit", TRACEBACK, "leaving\n") is not None
+
+
+def launcher(error_file: str, code: int) -> ExceptionRecord:
+    rule = "=" * 60
+    table = (
+        f"\n{rule}\ntrain.py FAILED\n{'-' * 60}\nFailures:\n  <NO_OTHER_FAILURES>\n{'-' * 60}\n"
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-01_00:00:00\n  host      : n1\n"
+        f"  rank      : 2 (local_rank: 2)\n  exitcode  : {code} (pid: 7)\n  error_file: {error_file}\n{rule}"
+    )
+    return ExceptionRecord("ChildFailedError", "torch.distributed.elastic.multiprocessing.errors", table)
+
+
+def test_a_nested_launch_whose_rank_left_no_record_is_judged_by_the_ranks_output() -> None:
+    exception = launcher("<N/A>", 1)
+    stderr = f"{TRACEBACK}Traceback (most recent call last):\nChildFailedError: {exception.message}\n"
+    found = said("exception", stderr, exception=exception)
+    assert found is not None
+    assert found.exception is not None
+    assert (found.exception.type, found.source) == ("ValueError", "its child's stderr")
+
+
+def test_a_nested_launch_whose_ranks_printed_nothing_is_named_by_its_table() -> None:
+    exception = launcher("<N/A>", -9)
+    assert said("exception", "", exception=exception) is None
+    assert message_line(exception.message) == "train.py: rank 2 was killed by signal 9"
+    assert message_line(launcher("<N/A>", 3).message) == "train.py: rank 2 ended with code 3"
+
+
+def test_a_record_that_torch_copied_counts_more_than_the_output() -> None:
+    found = said("exception", TRACEBACK, exception=launcher("/tmp/error.json", 1))
+    assert found is None or found.source != "its child's stderr"

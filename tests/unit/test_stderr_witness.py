@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 
@@ -239,6 +240,8 @@ def test_what_was_survived_or_says_nothing_is_no_reason(text: str) -> None:
         ('time=3 level=error msg="no label"', "no label"),
         ("train.py: error: no label", "no label"),
         ("FATAL:   no label", "no label"),
+        ("./wrap.sh: line 3: DATA_ROOT: unbound variable", "./wrap.sh: line 3: DATA_ROOT: unbound variable"),
+        ("/bin/sh: 1: ffmpeg: not found", "/bin/sh: 1: ffmpeg: not found"),
         ("OSError: [Errno 28] No space left on device", "OSError: [Errno 28] No space left on device"),
         ("INFO:root:no label", None),
         ("WARNING ERROR_RATE high", None),
@@ -248,6 +251,17 @@ def test_what_was_survived_or_says_nothing_is_no_reason(text: str) -> None:
 )
 def test_a_line_of_level_error_is_known_in_the_usual_formats(line: str, text: str | None) -> None:
     assert logged_error(line) == text
+
+
+def test_a_traceback_within_a_line_of_a_structured_logger_has_its_place() -> None:
+    text = (
+        "Traceback (most recent call last):\n  File \"/w/train.py\", line 19, in parse\nValueError: no float: 'n/a'\n"
+    )
+    line = json.dumps({"ts": 7.5, "level": "ERROR", "msg": "training crashed", "exc": "no float", "traceback": text})
+    found = witness(f"step 3\n{line}\n")
+    assert found is not None
+    assert found.text == "ValueError: no float: 'n/a'"
+    assert (found.frames[-1].file, found.frames[-1].line) == ("/w/train.py", 19)
 
 
 def test_a_logged_error_at_the_end_is_the_reason_and_may_name_an_exception() -> None:
@@ -391,6 +405,11 @@ def test_the_time_is_bounded_and_linear(unit: str) -> None:
         ),
         ("/venv/x.py:7: UserWarning: no GPU\n  return n\n", ""),
         ("no GPU\nstep 7: loss 2.5\n", ""),
+        (
+            "Validation loss diverged: 1.0e+06\nW1123 07:01:59.1 7 torch/distributed/elastic/multiprocessing/api.py:10]"
+            " Sending process 8 closing signal SIGTERM\n",
+            "Validation loss diverged: 1.0e+06",
+        ),
         ("", ""),
     ],
 )

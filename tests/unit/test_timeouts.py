@@ -86,6 +86,18 @@ def test_the_time_to_the_first_heartbeat_is_learned_only_if_every_rank_sent_one(
     assert learn(Learned(Spans(initial_s=70), 1), Longest(seen, silent=1)).timeouts.initial_s == 70
 
 
+def test_the_time_to_the_first_heartbeat_is_not_learned_where_some_are_steps_of_an_optimizer() -> None:
+    round_ = Longest(Spans(initial_s=30, heartbeat_s=600), automatic=1)
+    assert learn(None, round_).timeouts == Spans(heartbeat_s=3000)
+
+
+def test_what_follows_after_an_optimizers_last_step_has_half_an_hour_and_twice_that_if_it_was_cut_short() -> None:
+    first = learn(None, Longest(Spans(heartbeat_s=1), automatic=1))
+    assert first.timeouts == Spans(heartbeat_s=1800)
+    cut = Longest(Spans(heartbeat_s=1), Spans(heartbeat_s=1800), automatic=1)
+    assert learn(first, cut).timeouts == Spans(heartbeat_s=3600)
+
+
 def test_names_of_sections_do_not_pile_up_in_the_state() -> None:
     before = Learned(Spans(sections={f"old {i}": 60.0 for i in range(MAX_SECTIONS)}), 1)
     after = learn(before, Longest(Spans(sections={"new": 1.0})))

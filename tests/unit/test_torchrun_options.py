@@ -12,7 +12,7 @@ from ftslurm.rendezvous.fold import begin
 from ftslurm.rendezvous.observation import RunSpec
 from ftslurm.slurm.environment import SlurmJob, from_environ
 from ftslurm.torchrun.endpoint import _endpoint, _job, _name, attempt_names, choose_address, choose_attempt
-from ftslurm.torchrun.options import HandlerOptions, WrongOption, read_options
+from ftslurm.torchrun.options import HandlerOptions, WrongOption, ignored_options, read_options, without_quotes
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -67,8 +67,6 @@ def test_a_node_is_lost_after_so_many_missed_signs_of_life(config: dict[str, str
 @pytest.mark.parametrize(
     "config",
     [
-        {"store_type": "file"},
-        {"is_host": "1"},
         {"heartbeat_timeout": "5"},
         {"protocol": "c10d"},
         {"join_timeout": "0"},
@@ -89,6 +87,19 @@ def test_what_makes_no_sense_is_refused_with_the_options_name(config: dict[str, 
         read_options(config)
     assert isinstance(raised.value, ValueError)
     assert "\n" not in str(raised.value)
+
+
+def test_quotes_that_a_shell_left_around_the_options_are_dropped() -> None:
+    # torch's parser makes this of --rdzv-conf='join_timeout=5,last_call_timeout=1' with the quotes in it.
+    config = without_quotes({"'join_timeout": "5", "last_call_timeout": "1'", "is_host": True})
+    assert config == {"join_timeout": "5", "last_call_timeout": "1", "is_host": True}
+
+
+def test_c10ds_own_options_are_ignored_by_name() -> None:
+    config = {"is_host": True, "store_type": "file", "join_timeout": "5"}
+    assert read_options(config).join_timeout_s == 5
+    assert "is_host, store_type: ignored" in str(ignored_options(config))
+    assert ignored_options({"join_timeout": "5"}) is None
 
 
 @pytest.mark.parametrize("endpoint", ["", "n1:29400", ":0", "localhost:"])

@@ -98,7 +98,7 @@ def test_a_rank_that_had_ended_is_what_the_others_wait_for() -> None:
 
 def test_ranks_that_cannot_answer_at_all_prove_nothing() -> None:
     """A shell script, a program in C: all of them are like that, and none is to blame for it."""
-    no = "does not catch the dump signal: it is not a Python script that ftslurm started"
+    no = "no answer to the dump signal: no Python script that ftslurm started"
     found = judged(*[rank(n, problem=no) for n in range(4)])
     assert found.verdict == NONE
     assert found.summary == f"4 ranks (0-3) {no}: no rank gave its stacks"
@@ -246,6 +246,16 @@ def test_of_two_dumps_in_one_file_the_newer_one_counts() -> None:
     assert [t.frames[-1].function for t in found] == ["all_gather"]
 
 
+def test_a_rank_whose_main_thread_waits_for_another_is_shown_by_that_thread_and_where_it_waits() -> None:
+    join = ("/usr/lib/python3.11/threading.py", 1119, "join")
+    writer = thread(("/usr/lib/python3.11/threading.py", 1002, "_bootstrap"), ("/home/ann/lm/train.py", 18, "writer"))
+    main = thread(*FOOT, ("/home/ann/lm/train.py", 24, "save"), join, head="Current thread 0x00007f4f70cb3b80")
+    verdict = judged(rank(0, text=f"{writer}\n{main}"), *(rank(n, *ALL_REDUCE) for n in (1, 2)))
+    (suspect,) = verdict.suspects
+    assert suspect.ranks == (0,)
+    assert describe(suspect) == "in writer at train.py:18 in a thread (the main one waits at train.py:24)"
+
+
 def test_the_main_thread_is_the_last_one_listed_or_the_one_that_ftslurm_began() -> None:
     helper = thread(("/home/ann/lm/prefetch.py", 5, "fill"), head="Thread 0x00007f0000000001")
     found = Reader().threads(f"{helper}\n{thread(*FOOT, MAIN)}")
@@ -254,6 +264,45 @@ def test_the_main_thread_is_the_last_one_listed_or_the_one_that_ftslurm_began() 
     assert [t.main for t in found] == [True, False]
     found = Reader().threads(f"{helper}\n{thread(MAIN)}")
     assert [t.main for t in found] == [False, True]
+
+
+NO_FRAME = "Current thread 0x00007f4f70cb3b80 (most recent call first):\n  <no Python frame>\n"
+ENDED = "at the end of Python (the script had ended)"
+RECORDER = (
+    ("/shared/ftslurm/failures/recorder.py", 67, "exception"),
+    ("<frozen importlib._bootstrap>", 1176, "_find_and_load"),
+    ("/shared/ftslurm/lean_dataclasses.py", 92, "_make"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NO_FRAME, ENDED),
+        (NO_FRAME.replace("  <no", "  Garbage-collecting\n  <no"), ENDED),
+        (thread((f"{LIB}/threading.py", 1590, "_shutdown")), ENDED),
+        (
+            f"{thread((f'{LIB}/threading.py', 1002, '_bootstrap'), ('/home/ann/lm/up.py', 5, 'send'))}\n"
+            f"{thread((f'{LIB}/threading.py', 1590, '_shutdown'), head='Current thread 0x00007f4f70cb3b80')}",
+            f"{ENDED}, which waits for a thread at up.py:5",
+        ),
+        (thread((f"{LIB}/multiprocessing/util.py", 334, "_exit_function"), (f"{LIB}/x.py", 2, "join")), ENDED),
+        (thread(*FOOT), "in no Python code"),
+        (thread(*FOOT, *RECORDER), "ending after an exception"),
+        (thread(*FOOT, MAIN, (f"{LIB}/threading.py", 1590, "_shutdown")), "in threading._shutdown at train.py:120"),
+    ],
+)
+def test_a_process_whose_script_is_over_is_at_no_place_of_the_script(text: str, told: str) -> None:
+    found = judged(*(rank(n, text=text) for n in range(4)))
+    assert [describe(group) for group in found.groups] == [told]
+    assert (found.verdict, found.suspects) == (NONE, ())
+
+
+def test_ranks_whose_script_is_over_are_waited_for_as_those_that_had_finished() -> None:
+    found = judged(rank(0, *ALL_REDUCE), rank(1, text=NO_FRAME), rank(2, *ALL_REDUCE))
+    assert (found.verdict, [group.ranks for group in found.suspects]) == (NO_ANSWER, [(1,)])
+    found = judged(rank(0, *READ), rank(1, text=NO_FRAME), rank(2, text=NO_FRAME))
+    assert [group.ranks for group in found.suspects] == [(0,)]
 
 
 def test_of_a_main_thread_that_waits_for_another_one_the_other_ones_place_counts() -> None:

@@ -22,6 +22,8 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs/options.md"
         ("FTSLURM_NODES", "FTSLURM_NNODES"),
         ("ftslurm_max_restarts", "FTSLURM_MAX_RESTARTS"),
         ("FTSLURM_HEARTBEAT_TIMOUT", "FTSLURM_HEARTBEAT_TIMEOUT"),
+        ("PET_NPROC_PER_NOD", "PET_NPROC_PER_NODE"),
+        ("PET_MAX_RESTART", "PET_MAX_RESTARTS"),
     ],
 )
 def test_a_misspelt_variable_is_named_with_the_nearest_option(name: str, meant: str) -> None:
@@ -34,6 +36,7 @@ def test_names_of_options_of_the_product_and_of_scripts_are_no_misspellings() ->
     known = {option.variable for option in OPTIONS} | {f"FTSLURM_{name}" for name in OWN}
     assert {name for name in documented if not name.startswith("FTSLURM__")} <= known
     theirs = ["FTSLURM_PLUGIN_LEVEL", "FTSLURM_MY_SITE", "FTSLURM_X", "FTSLURM__START", "TORCH_HOME", "FTSLURM_"]
+    theirs += ["PET_RDZV_BACKEND", "PET_NNODES", "PET_SHUTDOWN_TIMEOUT", "PET_PROJECT", "PET_"]
     assert misspelt([*documented, *known, *theirs]) == []
 
 

@@ -761,3 +761,47 @@ def test_time_that_a_rank_waited_within_ftslurm_counts_for_nothing_that_is_watch
         assert next_expiry(before, times, life, START / 512 + 60)[0] is not None
         assert next_expiry(waited, times, life, START / 512 + 60)[0] is None
         assert next_expiry(waited, times, life, START / 512 + 120)[0] is not None
+
+
+def test_an_optimizer_that_stops_stepping_expires_like_heartbeats_but_not_in_a_section() -> None:
+    node = Node(Timeouts(heartbeat_s=10))
+    rank = node.ranks[0]
+    rank.words[heartbeat_page.AUTOMATIC] = 1
+    rank.step(1)
+    rank.beat()
+    # The script says that this takes time, and for how long is not known.
+    rank.section("evaluation").start()
+    assert node.pass_time(1000) == []
+    rank.section("evaluation").end()
+    ended = node.now
+    assert node.pass_time(9.5) == []
+    expiry = one(node.pass_time(1))
+    assert (expiry.what, expiry.since_s) == ("no optimizer step for 10 s (time-out 10 s)", ended)
+
+
+def test_steps_of_an_optimizer_teach_how_long_one_takes_but_not_how_long_a_start_does() -> None:
+    node = Node(Timeouts(heartbeat_s=100))
+    rank = node.ranks[0]
+    rank.words[heartbeat_page.AUTOMATIC] = 1
+    for pause in (5, 40):
+        rank.step(1)
+        rank.beat()
+        node.pass_time(pause)
+    rank.beat()
+    found = node.watch.longest()
+    assert (found.completed.initial_s, found.completed.heartbeat_s) == (None, 40)
+    assert (found.silent, found.automatic) == (0, 1)
+
+
+def test_what_is_withdrawn_leaves_a_page_of_a_rank_that_never_reported() -> None:
+    node = Node(Timeouts(heartbeat_s=10))
+    rank, fresh = node.ranks[0], Rank(node, 100)
+    rank.words[heartbeat_page.AUTOMATIC] = 1
+    for number in range(5):
+        rank.step(number)
+        rank.beat()
+        node.pass_time(1)
+    heartbeat_page.withdraw_automatic(rank.words)
+    found, expected = (heartbeat_page.decode(bytes(each.page)) for each in (rank, fresh))
+    assert found is not None and found == expected
+    assert node.pass_time(1000) == []

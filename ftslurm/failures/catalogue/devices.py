@@ -9,6 +9,7 @@ from ftslurm.failures.retryability import BY_NODE, PERHAPS
 ROWS: tuple[Cause, ...] = (
     Cause("cuda-oom", "CUDA out of memory", PRIMARY,
           either(lambda e: e.exception == "OutOfMemoryError" and e.module.startswith("torch"),
+                 exception("ResourceExhaustedError", "XlaRuntimeError", text="OOM when allocating|RESOURCE_EXHAUSTED"),
                  cuda(r"(CUDA|HIP|NPU|XPU) out of memory|(CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
                       r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")),
           "Smaller batch, activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
@@ -18,12 +19,19 @@ ROWS: tuple[Cause, ...] = (
           "The GPU or its link is faulty: exclude the node, report it (dmesg: Xid 48, 63, 64, 74, 94, 95).",
           not_for="an illegal memory access, a fault of the program", restart=OTHER_NODE, behind=True, blame=BY_NODE),
     Cause("gpu-lost", "the GPU is lost", PRIMARY,
-          either(cuda(r"fallen off the bus|GPU is lost|GPU access blocked"), xid(79)),
+          either(cuda(r"fallen off the bus|GPU is lost|GPU access blocked|RmInitAdapter failed"), xid(79)),
           "The GPU no longer answers (dmesg: Xid 79): exclude the node, report it.",
           not_for="a job without a GPU", restart=OTHER_NODE, behind=True, blame=BY_NODE),
-    Cause("cuda-assert", "CUDA device-side assert", PRIMARY, cuda("device-side assert triggered"),
+    Cause("cuda-assert", "CUDA device-side assert", PRIMARY,
+          either(cuda("device-side assert triggered"),
+                 exception("RuntimeError", text=r"\A\S{1,300}\.cu\w{0,4}:\d+: .{1,300}Assertion `")),
           "Often an index out of range. Run with CUDA_LAUNCH_BLOCKING=1 for the right line.",
           not_for="a broken device", behind=True),
+    Cause("gpu-xid", "critical error of the GPU (Xid)", PRIMARY,
+          exception("RuntimeError", text=r"\A(NVRM: Xid |GPU \S{1,20}: Detected Critical Xid)"),
+          "See its number in dmesg (NVRM: Xid) and in NVIDIA's list: 13, 31 and 43 are mostly the program's, 45 follows"
+          " another one.",
+          not_for="an error of CUDA, whose text says more", symptom_of=GPU),
     Cause("gpu-contained", "the GPU contained a memory error", PRIMARY,
           cuda(r"Invalid access of peer GPU memory over nvlink|[Cc]ontained (memory|ECC) error|CUDA_ERROR_CONTAINED"),
           "A memory or NVLink error of this GPU or of its peer (dmesg: Xid 74, 94, 95): exclude the node, report it.",
@@ -67,8 +75,8 @@ ROWS: tuple[Cause, ...] = (
           "See hl-smi and dmesg (habanalabs) of this node.",
           not_for="a message that only mentions a device", symptom_of=GPU),
     Cause("ascend", "error of an Ascend accelerator", PRIMARY,
-          exception(text=r"\bE[A-Z0-9]9999\b|\bERR0\d{4} |\bacl(rt|op|nn|mdl)\w+|\bHccl\w*(Error|[Tt]imeout"
-                         r"|failed)|ACL_ERROR"),
+          exception(text=r"\bE[A-Z0-9]9999\b|\bE[A-Z]\d{4}: |\bERR0\d{4} |\bacl(rt|op|nn|mdl)\w+"
+                         r"|\bHccl\w*(Error|[Tt]imeout|failed)|ACL_ERROR"),
           "See npu-smi and the plog files of this node; the E… code is in CANN's list.",
           not_for="a message that only mentions a device", symptom_of=GPU),
     Cause("gpu-missing", "no usable GPU", PRIMARY,
@@ -86,6 +94,12 @@ ROWS: tuple[Cause, ...] = (
     Cause("cuda-launch", "a CUDA kernel failed", PRIMARY, cuda("unspecified launch failure|launch timed out"),
           "Mostly a fault of the program (CUDA_LAUNCH_BLOCKING=1); with Xid messages in dmesg, the GPU's.",
           not_for="a proved hardware error", behind=True, blame=BY_NODE, symptom_of=GPU),
+    Cause("cuda-argument", "CUDA refused the arguments of a call", PRIMARY,
+          cuda(r"(CUDA|HIP) error: (invalid (argument|resource handle|device pointer|value)|operation not supported)"
+               r"|Cuda failure \d* ?'?(invalid argument|operation not supported)"),
+          "A fault of the program or of its environment: compare the versions of driver, CUDA and NCCL with another"
+          " node; NCCL_DEBUG=INFO and CUDA_LAUNCH_BLOCKING=1 show the call.",
+          not_for="a GPU that failed", symptom_of=GPU),
     Cause("cuda-error", "CUDA error", PRIMARY, cuda(r"^(CUDA|CUDNN|cuDNN|CUBLAS|cuBLAS|NVML"
                                                     r"|NVRTC) (driver )?error|^cuDNN error|Cuda failure|C(UDNN"
                                                     r"|UBLAS)_STATUS_"

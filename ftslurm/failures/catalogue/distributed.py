@@ -13,17 +13,22 @@ from ftslurm.failures.predicates import (
     os_error,
     tail,
     unresolved,
+    watchdog,
 )
+from ftslurm.failures.reason import CUT
 from ftslurm.failures.retryability import PERHAPS
 
 _PEERS = "A rank waited for another one in vain: look for a rank that stopped, hung or took another path."
 _TORCH = ("RuntimeError", "ValueError", "DistBackendError", "DistError")
-_WATCHDOG = r"(?m)^(\[rank\d+\]:)?\s*\[[EF][^\]\n]*ProcessGroupNCCL\.cpp:\d+\].*([Ww]atchdog|timeout|aborted)"
+_WATCHDOG = (
+    r"(?m)^(\[rank\d+\]:)?\s*(\[[EF][^\]\n]*ProcessGroupNCCL\.cpp:\d+\].*([Ww]atchdog|timeout|aborted)"
+    r"|what\(\): .*watchdog thread terminated with exception)"
+)
 
 
 ROWS: tuple[Cause, ...] = (
     Cause("port-in-use", "port in use", PRIMARY,
-          either(distributed(r"EADDRINUSE|[Aa]ddress already in use"), os_error(98)),
+          either(distributed(r"EADDRINUSE|[Aa]ddress already in use|server socket has failed to listen"), os_error(98)),
           "Another process holds the port. MASTER_PORT: let ftslurm choose it; a server of the program's own: each rank"
           " of a node needs another port.",
           not_for="a refused connection"),
@@ -42,6 +47,10 @@ ROWS: tuple[Cause, ...] = (
           nccl(r"[Nn]o socket interface found|No (IP )?interface found|NET/\w+ ?: ?(No|Unable to find)"),
           "Check NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the interfaces of this node (ip link, ibstat).",
           not_for="a connection that breaks in use", restart=OTHER_NODE),
+    Cause("nccl-route", "NCCL cannot reach another rank's address", PRIMARY,
+          nccl(r"Connect to \S+ failed ?: ?(No route to host|Network is unreachable|Software caused connection abort)"),
+          "See which interface NCCL uses (NCCL_SOCKET_IFNAME; 169.254 is link-local), and the route from this node.",
+          not_for="a peer that has ended and refuses connections", restart=OTHER_NODE, symptom_of=NETWORK),
     # The peer's queue pair is gone when its process is: statuses 5 (flushed), 12 and 13 (retries exceeded).
     Cause("nccl-ib-peer", "an InfiniBand or RoCE peer did not answer", CASCADE,
           nccl(r"NET/IB ?: ?Got completion.{0,120}status=(\w+\()?(5|12|13)\b|[Rr]etry (count|counter) exceeded"),
@@ -78,7 +87,7 @@ ROWS: tuple[Cause, ...] = (
           not_for="a rank that did not come to the collective", behind=True),
     Cause("ddp-unused", "DDP: a parameter had no gradient, or two", PRIMARY,
           exception("RuntimeError", text="Expected to have finished reduction in the prior iteration|Expected to mark a"
-                    " variable ready only once"),
+                    " variable ready only once|Parameter indices which did not receive grad"),
           "find_unused_parameters=True, or static_graph=True for checkpointed blocks; the message names parameters.",
           not_for="ranks with different models", restart=POINTLESS),
     Cause("late-rank", "other ranks did not reach a monitored barrier", CASCADE,
@@ -91,9 +100,15 @@ ROWS: tuple[Cause, ...] = (
           " resolution on this node.",
           not_for="a master that does not answer"),
     Cause("master-unreachable", "the master at MASTER_ADDR does not answer", CASCADE,
-          distributed(r"client socket has (timed out|failed)|No route to host|Network is unreachable"),
+          either(distributed(r"(?s)client socket has (timed out|failed)|\Aconnect\(\) timed out"
+                             r"|\A(?!.*NCCL).*(No route to host|Network is unreachable)"),
+                 exception("RendezvousConnectionError")),
           "Look for the end of rank 0. If it lives, the script may set MASTER_ADDR or MASTER_PORT.",
           not_for="a connection that worked before", behind=True, symptom_of=NETWORK),
+    Cause("rendezvous-closed", "torchrun's rendezvous was closed by another agent", CASCADE,
+          exception("RendezvousClosedError", "RendezvousGracefulExitError"),
+          "An agent ended before this one joined: look for its failure; the next run needs another --rdzv-id.",
+          not_for="a rendezvous that is not reached", behind=True),
     Cause("stop-reaction", "the framework's reaction to a stop", CASCADE,
           exception("SIGTERMException", "SignalException", "TerminatedException"),
           "It is how the framework ends after SIGTERM: what sent that is the reason.",
@@ -102,16 +117,24 @@ ROWS: tuple[Cause, ...] = (
           distributed(r"[Ww]atchdog caught collective operation timeout|NCCL.*[Tt]imed? ?out"), _PEERS,
           not_for="the rank that the others waited for", behind=True, symptom_of=NETWORK),
     Cause("peer-reset", "connection to another rank broke", CASCADE,
-          distributed(r"Connection (closed|reset) by (remote )?peer|ncclRemoteError|remote process exited"
-                      r"|Broken pipe|[Ss]ocket closed|Connection refused"
-                      r"|recvValue failed|failed to recv, got 0 bytes|Read (error|timeout)|writev?: "),
+          either(distributed(r"Connection (closed|reset) by (remote )?peer|ncclRemoteError|remote process exited"
+                             r"|Broken pipe|[Ss]ocket closed|Connection refused"
+                             r"|recvValue failed|failed to recv, got 0 bytes|Read (error|timeout)|writev?: "),
+                 watchdog("remote process exited or there was a network error")),
           "The rank at the other end ended first: look for its failure.",
           not_for="a broken connection to a server of the user's own", behind=True, symptom_of=NETWORK),
+    Cause("cut-in-collective", "an exception in a call to other ranks, cut off", CASCADE,
+          lambda e: e.message == CUT and bool(e.files) and "/torch/distributed/" in e.files[-1],
+          "The log ends before its text: see the logs of the other ranks, one of which may have failed before.",
+          not_for="an exception whose text is known"),
     Cause("collective-timeout", "time-out waiting for other ranks", CASCADE,
           distributed(r"[Tt]imed out|[Tt]imeout|DistStoreError|wait timeout"), _PEERS,
           not_for="the rank that the others waited for", behind=True, symptom_of=NETWORK),
     Cause("peer-lost", "other ranks did not answer the peer heartbeat", CASCADE, exception("PeerLostError"),
           "Check the ranks that it names.", not_for="a rank that answers with a wrong token"),
+    Cause("horovod-end", "Horovod was shut down by the end of another rank", CASCADE,
+          exception(text="Horovod has been shut down"), "Look for the rank that ended first.",
+          not_for="an exception of the script", behind=True),
     Cause("round-over", "a rank of a past round resumed", CASCADE, exception("RoundIsOver"),
           "Look for the end of that round; the fence prevented its data from replacing newer data.",
           not_for="a rank of the running round"),

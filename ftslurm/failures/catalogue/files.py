@@ -8,7 +8,8 @@ from ftslurm.failures.retryability import PERHAPS
 
 ROWS: tuple[Cause, ...] = (
     Cause("checkpoint-damaged", "a checkpoint is damaged", PRIMARY, damaged,
-          "Load an older one; write to a temporary name and rename (ftslurm.commit), so that none is cut off.",
+          "Load an older one; a downloaded one may be incomplete, or a pointer of Git LFS. Write to a temporary name"
+          " and rename (ftslurm.commit), so that none is cut off.",
           not_for="a checkpoint that is complete but of another model", restart=OLDER_CHECKPOINT, behind=True),
     Cause("data-damaged", "a data file is damaged or incomplete", PRIMARY,
           exception(text=r"ended before the end-of-stream marker|CRC check failed|Not a gzipped file"
@@ -19,8 +20,8 @@ ROWS: tuple[Cause, ...] = (
           not_for="a checkpoint", behind=True),
     Cause("checkpoint-mismatch", "the checkpoint does not fit the model", PRIMARY,
           exception("RuntimeError", "ValueError", "KeyError", text=r"Error\(s\) in loading state_dict"
-                    r"|Missing key in checkpoint state_dict|Size mismatch between saved|loaded state dict (has"
-                    r"|contains)"
+                    r"|\Asize mismatch for |Missing key in checkpoint state_dict|Size mismatch between saved"
+                    r"|loaded state dict (has|contains)"
                     r"|[Uu]nexpected key\(s\) in state_dict|Failed to validate global plan"),
           "Compare model, parallel sizes and versions with those of the run that saved it; no restart changes them.",
           not_for="a damaged file", restart=POINTLESS, behind=True),
@@ -48,6 +49,7 @@ ROWS: tuple[Cause, ...] = (
           not_for="missing permissions", restart=OTHER_NODE, behind=True, blame=PERHAPS),
     Cause("filesystem", "the filesystem failed", PRIMARY,
           either(os_error(5, 107, 108, 112, 113, 116, 121), with_path(110, 19, 6, 512),
+                 exception("RuntimeError", text=r"\A(write|read|fsync|close)\(\): fd \d+ failed with Input/output"),
                  exception("OSError", "IOError", text=r"Input/output error|Stale file handle"
                            r"|Transport endpoint is not connected|\berrno = (5|107|108|116|121)\b")),
           "The storage (NFS, Lustre, NVMe) or its network, not the script: see dmesg of this node, and the storage.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ftslurm.failures.catalogue.cause import PRIMARY, Cause
 from ftslurm.failures.predicates import at_end, either, ended, exception, loader_gone, os_error, signal, tail
 from ftslurm.failures.retryability import PERHAPS
@@ -20,6 +22,7 @@ _NO_THREAD_LINE = (
 )
 _NO_THREAD = rf"(?m)^({_NO_THREAD_LINE})"
 
+_BY_SLURM = r"exceeded (step |job )?memory limit|Exceeded (step|job) memory limit"
 _REFUSED = either(
     exception("MemoryError"),
     exception(
@@ -31,6 +34,10 @@ _REFUSED = either(
 
 
 ROWS: tuple[Cause, ...] = (
+    Cause("slurm-memory", "killed by Slurm: its memory limit was exceeded", PRIMARY,
+          lambda e: e.signal == "SIGKILL" and re.search(_BY_SLURM, e.message) is not None,
+          "Request more memory (--mem), use fewer loader workers, or less per rank.",
+          not_for="an out-of-memory kill by the kernel", blame=PERHAPS),
     Cause("memory-limit", "killed by the kernel: its memory limit was reached", PRIMARY, _KILLED,
           "Request more memory (--mem), use fewer loader workers, or less per rank: the node itself has more.",
           proof=lambda e: e.killed_for == LIMIT, not_for="a host without free memory"),
@@ -41,6 +48,10 @@ ROWS: tuple[Cause, ...] = (
           "More memory for the job (--mem), fewer loader workers, or less per rank.",
           proof=lambda e: e.killed_for == UNKNOWN,
           not_for='a SIGKILL without a counted OOM kill, or "OOM" or "Killed" in some output'),
+    Cause("ray-memory", "Ray killed a task: its node ran low on memory", PRIMARY,
+          exception("OutOfMemoryError", "RayTaskError", text="node running low on memory|memory usage threshold"),
+          "Fewer or smaller tasks per node, or more memory for the job (--mem); Ray's own line names node and sizes.",
+          not_for="a kill by the kernel, or a GPU's memory"),
     Cause("shm-full", "bus error with a full /dev/shm", PRIMARY,
           either(signal("SIGBUS"), exception("RuntimeError", text=r"DataLoader worker \(pid.*signal: Bus error"),
                  ended(135)),
@@ -57,17 +68,19 @@ ROWS: tuple[Cause, ...] = (
           not_for="a time-out of a collective"),
     Cause("pin-memory", "the data loader's pin-memory thread ended", PRIMARY,
           exception("RuntimeError", text="Pin memory thread exited unexpectedly"),
-          "Its traceback is further up in stderr; often the GPU failed, or a batch cannot be pinned.",
+          "Its traceback is further up in stderr; often the GPU failed, or file descriptors ran out (ulimit -n;"
+          " torch.multiprocessing.set_sharing_strategy('file_system')).",
           not_for="a worker that died"),
     Cause("dataloader-bus", "a DataLoader worker died of a bus error: /dev/shm is probably full", PRIMARY,
-          exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Bus error"),
+          exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Bus error"
+                                         r"|Unexpected bus error encountered in worker"),
           "A larger /dev/shm (containers: --shm-size), fewer loader workers, or remove old files in it.",
           not_for="a bus error of the rank itself", behind=True),
     Cause("dataloader-worker", "a DataLoader worker died", PRIMARY,
           either(exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)"),
                  loader_gone),
           "Often too little memory or /dev/shm: fewer workers, smaller batches, or more of either.",
-          not_for="an exception of the worker, which is raised again with its own type", behind=True),
+          not_for="an exception of the worker, which is raised again with its own type", behind=True, vague=True),
     Cause("address-space", "its limit of address space or data was reached", PRIMARY,
           either(_REFUSED, exception("RuntimeError", text="can't start new thread")),
           "See ulimit -v and -d of the job; the host may have more memory.",

@@ -15,9 +15,11 @@ ROWS: tuple[Cause, ...] = (
           "Check the token or key in the job's environment; a restart does not renew it.",
           not_for="a service that is busy", restart=POINTLESS, behind=True),
     Cause("service-busy", "an external service was busy or failed", PRIMARY,
-          client(r"\b(429|50[0234])\b.{0,3}(Client|Server) Error|(status( code)?:? ?|HTTP Error )(429|50[0234])\b"
-                 r"|Too Many Requests|SlowDown|[Rr]educe your request rate|Throttl|RequestTimeout|InternalError"
-                 r"|Service ?Unavailable|Bad Gateway|RESOURCE_EXHAUSTED|UNAVAILABLE"),
+          either(client(r"\b(429|50[0234])\b.{0,3}(Client|Server) Error|(status( code)?:? ?|HTTP Error )"
+                        r"(429|50[0234])\b|Too Many Requests|SlowDown|[Rr]educe your request rate|Throttl"
+                        r"|RequestTimeout|InternalError|Service ?Unavailable|Bad Gateway|RESOURCE_EXHAUSTED"
+                        r"|UNAVAILABLE"),
+                 exception("RuntimeError", text=r"\AHTTP Error (429|50\d) thrown while requesting")),
           "Wait and try again; let one rank per node download, or use a local copy.",
           not_for="a request that is wrong", behind=True),
     Cause("service-name", "a host name could not be resolved", PRIMARY,

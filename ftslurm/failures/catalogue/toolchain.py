@@ -5,8 +5,9 @@ from __future__ import annotations
 from ftslurm.failures.catalogue.cause import POINTLESS, PRIMARY, Cause
 from ftslurm.failures.predicates import at_end, by_compiler, either, exception
 
+_NO_LIBRARY = r"\.so\S*: cannot open shared object file: No such file"
 _LIBRARY = (
-    r"undefined symbol|version `\w+' not found|GLIBC(XX)?_\d|CXXABI_|cannot open shared object file|symbol lookup error"
+    r"undefined symbol|version `\w+' not found|GLIBC(XX)?_\d|CXXABI_|symbol lookup error"
     r"|wrong ELF class|\.so\S* ?.{0,20}file too short|incompatib\w+ .{0,40}(cuDNN|NCCL|CUDA|version)"
     r"|SUBLIBRARY_VERSION_MISMATCH"
     r"|compiled (against|with|using) .{0,60}(version|CUDA|NumPy|API)"
@@ -18,6 +19,11 @@ _COMPILERS = (
 )  # fmt: skip
 
 ROWS: tuple[Cause, ...] = (
+    Cause("library-missing", "a shared library is missing", PRIMARY,
+          either(exception("ImportError", "OSError", text=_NO_LIBRARY),
+                 at_end(r".{0,300}error while loading shared libraries: .{1,200}: cannot open shared object file")),
+          "Install it on this node or in the image, or load the module that has it (LD_LIBRARY_PATH).",
+          not_for="libraries of other versions", restart=POINTLESS, behind=True),
     Cause("library-mismatch", "libraries do not fit together", PRIMARY,
           either(exception("ImportError", "OSError", "RuntimeError", "AttributeError", text=_LIBRARY),
                  at_end(r".{0,300}(error while loading shared libraries|symbol lookup error|version `\w+' not found)")),
@@ -30,11 +36,15 @@ ROWS: tuple[Cause, ...] = (
                          r"|inductor.{0,20}cache"),
           "Use a node-local cache (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR), and remove the old one.",
           not_for="a file of the script", behind=True),
+    Cause("extension-build", "a C++ or CUDA extension does not compile", PRIMARY,
+          exception("RuntimeError", text="Error building extension|Ninja is required"),
+          "See the compiler's first error: in the source, or because compiler or headers do not fit this torch.",
+          not_for="a kernel that torch or Triton generates", restart=POINTLESS, behind=True),
     Cause("compiler", "a kernel could not be compiled", PRIMARY,
           either(by_compiler(*_COMPILERS),
                  exception("RuntimeError", "CalledProcessError", text=r"ptxas |Internal Triton PTX"
                                                                       r"|Failed to find C compiler|nvcc|NVRTC"
-                           r"|Error building extension|Ninja is required|Triton (Error|compilation)"),
+                           r"|Triton (Error|compilation)"),
                  exception("TypeError", "KeyError", text="Unknown key: .{0,3}cubin")),
           "It fails the same way every time: compare versions of torch, Triton, CUDA and the compiler on this node.",
           not_for="a kernel that fails when it runs", restart=POINTLESS, behind=True),

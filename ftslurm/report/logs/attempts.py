@@ -7,13 +7,18 @@ show where the next attempt begins.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from ftslurm.report.logs.ends import End, Ends, JobEnd, ends_of
+from ftslurm.report.logs.end import End, Ends, JobEnd
+from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.success import ends_well, says_again, works
+from ftslurm.report.logs.table import OF_TABLE, seconds_between
+from ftslurm.report.logs.untangle import HEADER
 
 HEAD = 6
 LIMIT = 64
@@ -22,8 +27,14 @@ MOVED_ON = 30
 LATER_LINES = 2000
 KILL_WAIT = timedelta(minutes=5)
 """Time after Slurm's line after which no process of the attempt lives: more than the usual KillWait."""
+ONCE_S = 3
+"""Less than a restart takes."""
+AT_ONCE = timedelta(minutes=1)
 _DIGITS = re.compile(r"\d+")
 _BY_SLURM = re.compile(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
+# Of a script; a program that tries something again has no banner.
+_BANNER = re.compile(r"(?i)(?:[=\-#*]{3,} ?|\+ (?:echo )?)(?:re-?try|(?:re)?start|attempt|try)\b.{0,80}$")
+_REST_OF_TABLE = re.compile(rf"{OF_TABLE.pattern}|={{10,}}$|\S{{1,300}} FAILED$|Root Cause \(first")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
 _OF_WORKER = re.compile(r"\S{1,400}\.py:\d+: \w*Warning: ")
 _LAUNCHER_ENDS = re.compile(
@@ -50,10 +61,14 @@ def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
             *_requeued(lines, ends),
             *_restarted(lines, ends),
             *_next_step(lines, ends),
-            *_begins(lines),
         }
     )
     evidence = sorted([*(end.number for end in ends.processes if not end.stopped), *(e.number for e in ends.job)])
+    borders = sorted({*borders, *_begins(lines, evidence)})
+    announced = _announced(lines)
+    if announced:
+        borders = sorted({*borders, *announced})
+        evidence = sorted([*evidence, *(line.number for line in lines if HEADER in line.text)])
     kept: list[int] = []
     previous = -1
     for border in borders:
@@ -65,6 +80,8 @@ def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
     at = 0
     for border in kept[-LIMIT:]:
         end = next((i for i in range(at, len(lines)) if lines[i].number >= border), len(lines))
+        while end < len(lines) and _REST_OF_TABLE.match(lines[end].text):
+            end += 1
         parts.append(lines[at:end])
         at = end
     parts.append(lines[at:])
@@ -73,17 +90,24 @@ def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
 
 def _repeated(ends: Iterable[End]) -> Iterable[int]:
     """The lines at which a new attempt has begun at the latest, because a process ends for the second time."""
-    known: dict[tuple[object, ...], int] = {}
-    last = -1
+    known: dict[tuple[object, ...], End] = {}
+    last = last_but_workers = -1
     for end in sorted(ends, key=lambda end: end.number):
         for name in _names(end):
-            before = known.get(name, -1)
-            if before >= 0 and end.number > before + 1:
-                yield last + 1
+            before = known.get(name)
+            if before is not None and end.number > before.number + 1 and not _at_once(before, end):
+                # An agent tells of the end of a worker, and then prints its table.
+                yield (last_but_workers if end.by == "table" else last) + 1
                 known.clear()
         for name in _names(end):
-            known[name] = end.number
+            known[name] = end
         last = end.number
+        last_but_workers = last_but_workers if end.by == "torchrun" else last
+
+
+def _at_once(one: End, other: End) -> bool:
+    """Whether two tables of torchrun are of one time: of two agents, as those of two nodes on one machine."""
+    return bool(one.at and other.at) and abs(seconds_between(one.at, other.at)) <= ONCE_S
 
 
 def _names(end: End) -> list[tuple[object, ...]]:
@@ -91,9 +115,12 @@ def _names(end: End) -> list[tuple[object, ...]]:
         # An agent names the first worker that failed, and stops the others.
         return [("agent", end.agent)] if end.agent else []
     if end.by == "table":
-        return [("row", end.rank)] if end.root else []
+        # An agent prints one table, at its end.
+        return [("row", end.rank), ("table", end.node)] if end.root else []
     if end.by == "srun":
         return [("task", end.node, task) for task in end.tasks]
+    if end.by == "deepspeed":
+        return [("launcher", end.node)]
     return [(end.by, end.rank, end.local)] if end.rank is not None or end.local is not None else []
 
 
@@ -105,7 +132,9 @@ def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
         if not end.whole or (after is not None and after - end.number <= 8):
             continue
         rest = [line for line in lines if line.number > end.number and (after is None or line.number < after)]
-        ordinary = sum(1 for line in rest[:2000] if line.text != GAP and not is_aftermath(line.text))
+        ordinary = sum(
+            1 for line in rest[:2000] if line.text != GAP and not is_aftermath(line.text) and not _is_at(line, end)
+        )
         enough = 1 if end.state == "REQUEUED" else MOVED_ON if end.state in ("PREEMPTED", "NODE_FAIL") else None
         again = end.state in ("REQUEUED", "PREEMPTED", "NODE_FAIL", "CANCELLED", "TIMEOUT") and _goes_on(rest, end)
         if (enough is not None and ordinary >= enough) or again or _known_begin(rest, masked, len(ends.job)):
@@ -129,6 +158,13 @@ def _goes_on(lines: Sequence[Line], end: JobEnd) -> bool:
     began = _time(end.at or "")
     times = (_time(line.text) for line in own)
     return began is not None and any(time is not None and time - began > KILL_WAIT for time in times)
+
+
+def _is_at(line: Line, end: JobEnd) -> bool:
+    """Whether a line has the time of Slurm's line in it: no job starts again within a minute."""
+    then = _TIME.search(line.text[:80])
+    began, time = _time(end.at or ""), _time(then[0]) if then is not None else None
+    return began is not None and time is not None and abs(time - began) <= AT_ONCE
 
 
 def _time(text: str) -> datetime | None:
@@ -161,6 +197,7 @@ def _restarted(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
 def _next_step(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
     """The line after the last end of a process, if then a program worked and says that it has done its work."""
     known = [end.number for end in ends.processes if end.by != "script" and not end.stopped]
+    known = sorted([*known, *(end.number for end in ends.job if not end.whole)])
     if known and ends_well(lines, sole=False) and any(works(line.text) for line in lines if line.number > known[-1]):
         yield known[-1] + 1
 
@@ -174,16 +211,28 @@ def _known_begin(rest: Sequence[Line], masked: Sequence[str], most: int) -> bool
     return 1 < len(places) <= most + 2
 
 
-def _begins(lines: Sequence[Line]) -> Iterable[int]:
-    """The lines at which the log's first lines appear again."""
-    head = [_mask(line.text) for line in lines[:40] if line.text.strip()][:HEAD]
-    if len(set(head)) < 3:
-        return
-    first, rest = head[0], head[1:3]
-    masked = [(line.number, _mask(line.text)) for line in lines if line.text.strip()]
-    for i in range(1, len(masked) - 2):
-        if masked[i][1] == first and [text for _, text in masked[i + 1 : i + 3]] == rest:
-            yield masked[i][0]
+def _announced(lines: Sequence[Line]) -> list[int]:
+    """Return the lines by which a batch script says in a banner that it starts its program again."""
+    return [line.number for line in lines if _BANNER.match(line.text) and line.rank is None]
+
+
+def _begins(lines: Sequence[Line], evidence: Sequence[int]) -> list[int]:
+    """Return the lines at which the log's first lines appear again, in each attempt equally often.
+
+    Args:
+        lines: of the log.
+        evidence: the numbers of the lines on ends.
+    """
+    full = [line for line in lines if line.text.strip() and OF_TABLE.match(line.text) is None]
+    masked = [(line.number, _mask(line.text)) for line in full]
+    head = [text for _, text in masked[:HEAD]]
+    if len(set(head)) < 3 or HEADER in full[0].text:
+        return []  # a log that was cut, or one of tracebacks only
+    places = [masked[i][0] for i in range(len(masked) - 2) if [text for _, text in masked[i : i + 3]] == head[:3]]
+    # What ranks print when one has ended appears again, too, but not as regularly as what each prints at its start.
+    counts = Counter(bisect_left(evidence, place) for place in places)
+    firsts = {bisect_left(evidence, place): place for place in reversed(places)}
+    return sorted(firsts.values())[1:] if len(set(counts.values())) == 1 else []
 
 
 def _mask(text: str) -> str:

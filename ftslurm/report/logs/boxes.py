@@ -13,29 +13,45 @@ from ftslurm.report.logs.lines import Line
 
 _TOP = re.compile(r"(?P<before>.*?)[╭┌+][─━-]+ Traceback \(most recent call last\) [─━-]+[╮┐+]\s*$")
 _BOTTOM = re.compile(r"\s*[╰└+][─━-]{8,}")
+# A long path fills its line: its number and function are in the next one.
+_PATH = re.compile(r"\s*[│|] (?P<file>\S.{6,}?):\s*[│|]?\s*$")
+_PLACE = re.compile(r"\s*[│|] (?P<line>\d{1,9}) in (?P<function>[^\s│|]+)\s*[│|]?\s*$")
 _FRAME = re.compile(r"\s*[│|] (?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>[^\s│|]+)\s*[│|]?\s*$")
 _SOURCE = re.compile(r"\s*[│|] ❱ *\d+ [│|]?(?P<source>.*?)[│|]?\s*$")
+_LONGEST = 1000
+"""Lines of a box."""
 HEADER = "Traceback (most recent call last):"
 
 
 def unboxed(lines: Sequence[Line]) -> list[Line]:
     """Return the lines with each box in the form of Python's own traceback; others as they are."""
-    if not any("Traceback (most recent call last) " in line.text for line in lines):
+    inside = _begins_within(lines)
+    if not inside and not any("Traceback (most recent call last) " in line.text for line in lines):
         return list(lines)
-    found: list[Line] = []
-    inside = False
+    found: list[Line] = [lines[0]._replace(text=HEADER)] if inside else []
+    width, last, file = 0, "", ""
     for line in lines:
         top = _TOP.match(line.text)
+        path, file = file, ""
         if top is not None:
             inside = True
             found.append(line._replace(text=HEADER))
+        elif not inside and _is_wrapped(last, line.text, width):
+            found[-1] = found[-1]._replace(text=f"{found[-1].text} {line.text}")
+            last = line.text
         elif not inside:
             found.append(line)
+            # Only what follows the box directly is wrapped to its width.
+            last, width = (line.text, width) if not last else ("", 0)
         elif _BOTTOM.match(line.text):
-            inside = False
+            inside, width, last = False, len(line.text.rstrip()), ""
+        elif path and (place := _PLACE.match(line.text)) is not None:
+            found.append(line._replace(text=f'  File "{path}", line {place["line"]}, in {place["function"]}'))
+        elif (alone := _PATH.match(line.text)) is not None and "/" in alone["file"]:
+            file = alone["file"]
         elif (frame := _FRAME.match(line.text)) is not None:
-            place = f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}'
-            found.append(line._replace(text=place))
+            text = f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}'
+            found.append(line._replace(text=text))
         elif (source := _SOURCE.match(line.text)) is not None:
             found.append(line._replace(text=f"    {source['source'].strip(' │|')}"))
         elif "│" not in line.text and "|" not in line.text:
@@ -43,6 +59,19 @@ def unboxed(lines: Sequence[Line]) -> list[Line]:
             inside = False
             found.append(line)
     return found
+
+
+def _is_wrapped(last: str, text: str, width: int) -> bool:
+    """Whether a line is the rest of the last one, which had no room for its first word within the box's width."""
+    if not width or not last or not text[:1].strip() or text[:1] in "╭┌+":
+        return False
+    return len(last) <= width < len(last) + 1 + len(text.split(" ", 1)[0])
+
+
+def _begins_within(lines: Sequence[Line]) -> bool:
+    """Whether the first lines are of a box whose top is missing."""
+    bottom = next((i for i, line in enumerate(lines[:_LONGEST]) if _BOTTOM.match(line.text)), 0)
+    return bottom > 0 and all(line.text.lstrip()[:1] in ("│", "|") for line in lines[:bottom])
 
 
 __all__ = ["unboxed"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 
-from ftslurm.dataclasses import dataclass, replace
+from ftslurm.dataclasses import replace
+from ftslurm.report.logs.end import End, Ends, JobEnd, Kernel, signal_name, with_code
 from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.noise import is_aftermath
-from ftslurm.report.logs.tracebacks import HEADER, Raised, tracebacks
-from ftslurm.slurm.nodelist import expand
+from ftslurm.report.logs.table import OF_TABLE, table
 
 SHORTEST, LONGEST_BARE, LAST_LINES = 6, 400, 40
 _SIGNALS = {
@@ -33,7 +32,8 @@ _CANCELLED = re.compile(
 )
 _OOM = re.compile(
     r"Detected \d+ oom[-_]kill event(?:s|\(s\))? in|[Ee]xceeded (?:step|job) memory limit"
-    r"|exceeded memory limit \(|Some of (?:your|the step tasks) .{0,40}(?:OOM Killed|the cgroup out-of-memory)"
+    r"|exceeded memory limit \(|^State: OUT_OF_MEMORY\b"
+    r"|Some of (?:your|the step tasks) .{0,40}(?:OOM Killed|the cgroup out-of-memory)"
 )
 _KERNEL = re.compile(
     r"(?P<cgroup>Memory cgroup out of memory: Kill(?:ed)? process|oom-kill:constraint=CONSTRAINT_MEMCG)"
@@ -50,12 +50,17 @@ _STOPPED = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal")
 _LIGHTNING = re.compile(
     r"\[rank: (?P<rank>\d{1,6})\] Child process with PID (?P<pid>\d{1,10}) terminated with code (?P<code>-?\d{1,3})"
 )
+_HOROVOD = re.compile(r"Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.$")
+_COMPOSER = re.compile(
+    r"(?:.{0,60}:)?Global rank (?P<rank>\d{1,6}) \(PID (?P<pid>\d{1,10})\) exited with code (?P<code>-?\d{1,3})$"
+)
+# The command line is that of the last rank that it started on the node, whichever failed.
 _DEEPSPEED = re.compile(
-    r"\[launch\.py:\d+:\w+\] .{0,6000}?(?:--local_rank=(?P<local>\d{1,5}).{0,6000})?"
+    r"\[launch\.py:\d+:\w+\] .{0,6000}?(?:--local_rank=(?P<last>\d{1,5}).{0,6000})?"
     r"exits (?:with return code = (?P<code>-?\d{1,3})|with non-zero)"
 )
 _SPAWN = re.compile(
-    r"ProcessExitedException: process (?P<rank>\d{1,6}) terminated with "
+    r"(?:ProcessExitedException|^Exception): process (?P<rank>\d{1,6}) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
 _MPIRUN = re.compile(
@@ -70,23 +75,27 @@ _PARENT = re.compile(
 )
 _SAID = re.compile(
     r"(?i)(?:.{0,160}\b(?:exit(?:ed|ing)?|returned|failed)(?: with)?(?: non-zero)?(?: exit)?[ -](?:code|status)"
-    r"|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)[ :=]{1,3}(?P<code>[1-9]\d{0,2})\b.{0,40}"
+    r"|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)[ :=]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,40}"
 )
 _MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
 _MPI_CODE = re.compile(r" *with errorcode (?P<code>-?\d{1,5})")
-_HYDRA = re.compile(r"= +RANK (?P<rank>\d{1,6}) PID \d+ RUNNING AT (?P<node>[\w.-]+)")
+_HYDRA = re.compile(r"= +(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d+) RUNNING AT (?P<node>[\w.@-]+)")
+_HYDRA_BEGIN = re.compile(r"= +BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
+_HYDRA_SIGNAL = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{1,40} \(signal (?P<signal>\d{1,2})\)")
 _HYDRA_END = re.compile(r"= +KILLED BY SIGNAL: (?P<signal>\d+)|= +EXIT (?:STATUS|CODE): (?P<code>\d+)")
 _SHELL = re.compile(
     rf"(?:\S{{1,300}}: line \d+: +)?(?P<pid>\d{{1,10}}) +(?P<signal>{_NAMES})(?: +\(core dumped\))? +\S.{{0,4000}}$"
 )
 _BARE = re.compile(rf"(?:\S{{1,300}}: line \d+: )?(?P<signal>Killed|{_NAMES})(?: +\(core dumped\))?$")
-_ROW = re.compile(
-    r"^\s+time +: .{0,40}\n\s+host +: (?P<host>.{0,255})\n"
-    r"\s+rank +: (?P<rank>\d{1,6}) \(local_rank: (?P<local>\d{1,6})\)\n"
-    r"\s+exitcode +: (?P<code>-?\d{1,5}) \(pid: (?P<pid>\d{1,10})\).*\n"
-    r"(?:\s+error_file *:.*\n)?(?:  traceback *: (?P<text>.*(?:\n(?!\[\d+\]:|[-=]{10}|Root Cause).*)*))?",
-    re.MULTILINE,
+_SUBMITIT = re.compile(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job is (?P<why>timed-out|preempted)")
+_DEATH_SIGNAL = re.compile(
+    r"Received (?:Signals\.)?(?P<signal>SIG[A-Z0-9]{2,8}|\d{1,2}) death signal"
+    r"|SignalException: Process \d+ got signal: (?P<number>\d{1,2})$"
 )
+# What a terminal shows of the key.
+_INTERRUPT = re.compile(r"\^C(?:$|Traceback|WARNING:|[WE]\d{4} |\[)")
+INTERRUPTED = "interrupted at the terminal (Ctrl-C)"
+STEP_CANCELLED = "its step was cancelled; the log does not say by whom"
 _TABLE_BEGIN = re.compile(r"ChildFailedError:\s*$")
 _WHY = (
     ("TIME LIMIT", "TIMEOUT"),
@@ -96,74 +105,6 @@ _WHY = (
     ("OUT OF MEMORY", "OUT_OF_MEMORY"),
     ("DEADLINE", "DEADLINE"),
 )
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of a process, as stated in a log.
-
-    Attributes:
-        number: of the line.
-        by: what states it: "srun", "torchrun", "table", "deepspeed", "lightning", "spawn", "mpirun", "parent",
-            "shell", "script".
-        text: the line.
-        rank, local, node, pid: of the process, as far as stated; ``tasks``: Slurm's.
-        code: exit code.
-        signal: its name.
-        oom: whether Slurm states that memory ran out.
-        stopped: whether a launcher had stopped it.
-        agent: torchrun's own pid.
-        raised: its exception in torchrun's table.
-        root: whether torchrun observed it first.
-    """
-
-    number: int
-    by: str
-    text: str
-    rank: int | None = None
-    tasks: tuple[int, ...] = ()
-    local: int | None = None
-    node: str | None = None
-    pid: int | None = None
-    code: int | None = None
-    signal: str | None = None
-    oom: bool = False
-    stopped: bool = False
-    agent: str | None = None
-    raised: Raised | None = None
-    root: bool = False
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """Slurm's statement on a job or step; ``state``: as Slurm's states, or "REQUEUED"."""
-
-    number: int
-    text: str
-    state: str
-    node: str | None
-    job_id: str | None
-    whole: bool
-    at: str | None = None
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A line of the kernel; ``kind``: "cgroup" and "host" are OOM kills."""
-
-    number: int
-    text: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Ends:
-    """All statements on ends in a log, in order."""
-
-    processes: tuple[End, ...] = ()
-    job: tuple[JobEnd, ...] = ()
-    kernel: tuple[Kernel, ...] = ()
-    oom: tuple[int, ...] = ()
 
 
 def ends_of(lines: Sequence[Line]) -> Ends:
@@ -185,13 +126,14 @@ class _Reader:
         self.kernel: list[Kernel] = []
         self.oom: list[int] = []
         self.stopped: set[int] = set()  # pids that torchrun stopped
-        self.hydra: tuple[int, str | None] | None = None
+        self.hydra: tuple[int | None, str | None, int | None] | None = None  # rank, node, pid
+        self.table_end = 0  # the line after the last table of torchrun
         self.step_ends = False  # srun has begun to end the other tasks
 
     def by_slurm(self, line: Line) -> bool:
         """Read a line of Slurm; return whether it was one."""
         text = line.text
-        if not ("srun: " in text or "error: ***" in text or "oom" in text or "xceeded" in text):
+        if not ("srun: " in text or "error: ***" in text or "oom" in text or "xceeded" in text or "OUT_OF" in text):
             return False
         self.step_ends = self.step_ends or "Terminating StepId" in text or "Job step aborted" in text
         if found := _TASKS.search(text):
@@ -214,24 +156,49 @@ class _Reader:
         if "closing signal" in text and (found := _STOPPED.search(text)):
             self.stopped.add(int(found["pid"]))
         elif _TABLE_BEGIN.search(text):
-            self.processes += _table(self.lines, i)
+            self.table_end, rows = table(self.lines, i + 1, line)
+            self.processes += rows
+        elif text.startswith("Root Cause (first") and i >= self.table_end:
+            # The first lines of the table are missing.
+            first = i
+            while first > self.table_end and OF_TABLE.match(self.lines[first - 1].text):
+                first -= 1
+            self.table_end, rows = table(self.lines, first, line, borders=1)
+            self.processes += rows
         elif _may_be_kernel(text) and (found := _KERNEL.search(text)):
             kind = next(name for name in ("cgroup", "host", "xid", "mce", "disk", "io") if found[name])
             self.kernel.append(Kernel(line.number, found[0], kind))
-        elif text.startswith(("=", " ", "MPI_ABORT", "with errorcode")):
+        elif text.startswith(("=", " ", "MPI_ABORT", "with errorcode", "YOUR APPLICATION")):
             self.by_mpi(line)
+        elif ("death signal" in text or "got signal" in text) and (found := _DEATH_SIGNAL.search(text)):
+            self.job.append(_stopped_by(line, found["signal"] or found["number"]))
+        elif "submitit" in text and (found := _SUBMITIT.search(text)):
+            state = "TIMEOUT" if found["why"] == "timed-out" else "PREEMPTED"
+            self.job.append(JobEnd(line.number, text, state, None, None, whole=False))
+        elif "^C" in text and _INTERRUPT.search(text):
+            self.job.append(JobEnd(line.number, text, "CANCELLED", None, None, whole=False, why=INTERRUPTED))
         elif end := _by_launcher(line) or _by_shell(line):
             self.processes.append(end)
 
     def by_mpi(self, line: Line) -> None:
         """Read a line of the final box of Intel MPI, MPICH or Open MPI."""
-        if found := _HYDRA.match(line.text):
-            self.hydra = int(found["rank"]), found["node"]
+        if _HYDRA_BEGIN.match(line.text):
+            self.hydra = None, None, None
+        elif found := _HYDRA.match(line.text):
+            rank = int(found["rank"]) if found["rank"] else None
+            self.hydra = rank, found["node"].rpartition("@")[2], int(found["pid"])
+        elif (found := _HYDRA_SIGNAL.match(line.text)) and self.processes and self.processes[-1].by == "mpirun":
+            # It says how to read the code above.
+            last = self.processes[-1]
+            if last.code in (int(found["signal"]), 128 + int(found["signal"])):
+                self.processes[-1] = with_code(replace(last, code=None), -int(found["signal"]))
         elif found := _OPEN_MPI.match(line.text) or _MPI_ABORT.match(line.text):
-            self.hydra = int(found["rank"]), None
+            self.hydra = int(found["rank"]), None, None
         elif self.hydra is not None and (found := _end_of_mpi(line.text)):
             code = f"-{found['signal']}" if found.groupdict().get("signal") else found["code"]
-            self.processes.append(_end(line, "mpirun", code, rank=self.hydra[0], node=self.hydra[1]))
+            code = str(128 - int(code)) if int(code) > 128 else code  # as a shell reports a signal
+            rank, node, pid = self.hydra
+            self.processes.append(_end(line, "mpirun", code, rank=rank, node=node, pid=pid))
             self.hydra = None
 
 
@@ -259,14 +226,22 @@ def _by_launcher(line: Line) -> End | None:
     if "Child process with PID" in text and (found := _LIGHTNING.search(text)):
         return _end(line, "lightning", found["code"], rank=int(found["rank"]), pid=int(found["pid"]))
     if "launch.py:" in text and (found := _DEEPSPEED.search(text)):
-        local = int(found["local"]) if found["local"] else None
-        return _end(line, "deepspeed", found["code"] or "1", local=local, node=line.node)
-    if "ProcessExitedException" in text and (found := _SPAWN.search(text)):
+        only = 0 if found["last"] == "0" else None
+        return _end(line, "deepspeed", found["code"] or "1", local=only, node=line.node)
+    if "xception: process " in text and (found := _SPAWN.search(text)):
         end = End(line.number, "spawn", text, rank=int(found["rank"]), signal=found["signal"])
         return replace(end, code=int(found["code"])) if found["code"] else end
     if "CalledProcessError: " in text and (found := _PARENT.match(text)):
         end = End(line.number, "parent", text[:300], signal=found["signal"])
         return replace(end, code=int(found["code"])) if found["code"] else end
+    if "exit with status code" in text and (found := _HOROVOD.match(text)):
+        code = int(found["code"])
+        end = _end(line, "horovod", str(128 - code if code > 128 else code), rank=int(found["rank"]))
+        # After the first failure it stops the other ones.
+        return replace(end, stopped=found["code"] in ("137", "143"))
+    if "Global rank " in text and (found := _COMPOSER.match(text)):
+        end = _end(line, "composer", found["code"], rank=int(found["rank"]), pid=int(found["pid"]))
+        return replace(end, stopped=end.signal == "SIGTERM")
     if "noticed that process rank" in text and (found := _MPIRUN.search(text)):
         return _end(line, "mpirun", f"-{found['signal']}", rank=int(found["rank"]), node=found["node"])
     return None
@@ -290,17 +265,6 @@ def _may_be_kernel(text: str) -> bool:
 def _end(line: Line, by: str, code: str, **more: object) -> End:
     end = End(line.number, by, line.text, **more)  # type: ignore[arg-type]
     return with_code(end, int(code))
-
-
-def with_code(end: End, code: int) -> End:
-    """Return the end with an exit code, or for a negative one with the signal."""
-    if code >= 0:
-        return replace(end, code=code)
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return replace(end, signal=name)
 
 
 def _of_srun(line: Line, found: re.Match[str], aborted: bool) -> End:
@@ -327,45 +291,17 @@ def _job_end(line: Line) -> JobEnd | None:
     state = next((state for text, state in _WHY if text in why), "CANCELLED")
     job = found["id"].partition(".")[0]
     node = found["node"] if state != "NODE_FAIL" else None
-    return JobEnd(line.number, line.text, state, node, job, found["what"] == "JOB" or bool(why), found["at"])
+    whole = found["what"] == "JOB"
+    text = "" if whole or state != "CANCELLED" else STEP_CANCELLED
+    return JobEnd(line.number, line.text, state, node, job, whole or bool(why), found["at"], text)
 
 
-def _table(lines: Sequence[Line], begin: int) -> list[End]:
-    """Return the rows of torchrun's final table."""
-    own = [line for line in lines[begin + 1 : begin + 4096] if line.key == lines[begin].key]
-    borders = [i for i, line in enumerate(own) if line.text.startswith("=====")]
-    # Two borders; a table may be cut off.
-    own = own[: borders[1] + 1] if len(borders) > 1 else own
-    text = "\n".join(line.text for line in own)
-    root = text.find("Root Cause")
-    found = []
-    for row in _ROW.finditer(text):
-        end = _end(lines[begin], "table", row["code"], rank=int(row["rank"]), local=int(row["local"]),
-                   pid=int(row["pid"]), node=row["host"].strip() or None)  # fmt: skip
-        # A SIGKILL by torchrun follows its SIGTERM, which it prints.
-        stopped = not 0 <= root < row.start() and end.signal in ("SIGTERM", "SIGINT")
-        raised = _raised(row["text"] or "", lines[begin])
-        found.append(replace(end, stopped=stopped, root=0 <= root < row.start(), raised=raised))
-    return sorted(found, key=lambda end: not end.root)
+def _stopped_by(line: Line, which: str) -> JobEnd:
+    """Return the end of a launcher by a signal from outside, given by name or number."""
+    name = signal_name(int(which)) if which.isdecimal() else which
+    closed = ": its terminal or connection was closed" if name == "SIGHUP" else ""
+    why = f"the launcher got {name} from outside{closed}"
+    return JobEnd(line.number, line.text, "CANCELLED", None, None, whole=False, why=why)
 
 
-def _raised(text: str, line: Line) -> Raised | None:
-    if HEADER not in text:
-        return None
-    texts = text.split("\n")
-    own = [line._replace(text=each.removeprefix("  ") if i else each) for i, each in enumerate(texts)]
-    found = tracebacks(own)
-    return replace(found[-1], begin=line.number, end=line.number) if found else None
-
-
-def nodes_of(text: str | None) -> list[str]:
-    """Return the nodes in Slurm's form of a list."""
-    if not text:
-        return []
-    try:
-        return list(expand(text))[:64]
-    except ValueError:
-        return [text]
-
-
-__all__ = ["End", "Ends", "JobEnd", "Kernel", "ends_of", "nodes_of", "with_code"]
+__all__ = ["ends_of"]

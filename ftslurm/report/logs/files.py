@@ -88,13 +88,14 @@ def unread(folder: Path, those: Sequence[Output]) -> list[str]:
 
 
 def beside(path: Path) -> list[str]:
-    """Return a note on the files that belong to the same job as the only one that was read."""
+    """Return a note on the files that are named as of the same job as the only one that was read."""
     others = siblings(path)
     if not others:
         return []
-    several = "belong" if len(others) > 1 else "belongs"
+    several = "have" if len(others) > 1 else "has"
     shown = listed([each.name for each in others])
-    return [f"{plural(len(others), 'file')} beside it {several} to the same job ({shown}): name the directory instead"]
+    number = plural(len(others), "file")
+    return [f"{number} beside it {several} a name as of the same job ({shown}): if so, name the directory"]
 
 
 def _of_family(folder: Path, name: str, times: dict[str, int]) -> list[Output]:

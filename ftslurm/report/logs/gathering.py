@@ -19,8 +19,9 @@ from ftslurm.report.facts import UNNAMED, Attempt, LogTail, Problem, RoundFiles,
 from ftslurm.report.logs import attempts, torchrun
 from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.files import DEPTH, Output, beside, outputs, owners_of, read_outputs, unread
-from ftslurm.report.logs.judging import Judged, is_cascade, judge
+from ftslurm.report.logs.judging import Judged, judge
 from ftslurm.report.logs.lines import GAP, Line, lines_of
+from ftslurm.report.logs.rank_errors import is_cascade
 from ftslurm.report.logs.reading import Excerpt, is_stream, read_stream, stdin_excerpt
 from ftslurm.report.logs.tracebacks import ends_within
 from ftslurm.sharedfs.locate import NotFound
@@ -182,6 +183,7 @@ def _snapshot(
     if causes is None:
         causes, broken = plugins.load()
         problems = [*problems, *(Problem(*each) for each in broken)]
+    causes = [_of_others(row) for row in causes]
     views, records = [], []
     for i, (files, each) in enumerate(zip(rounds, judged, strict=True)):
         attempt = files.nodes[0].attempt if files.nodes else _attempt(files.number, each)
@@ -203,11 +205,20 @@ def _snapshot(
     )
 
 
+def _of_others(row: Cause) -> Cause:
+    """Return a row with what it says of a job that ftslurm did not run."""
+    if row.name == "terminated":
+        return replace(row, title="terminated by SIGTERM")
+    return replace(row, advice="Ctrl-C, or a user or a tool that sends SIGINT.") if row.name == "interrupt" else row
+
+
 def _view(attempt: str, judged: Judged) -> SchedulerView:
     """Return what a log's lines state as Slurm's view; "REQUEUED" is a cancellation of that attempt."""
     state = "CANCELLED" if judged.state == "REQUEUED" else judged.state
     view = SchedulerView(attempt, None, judged.job_id, state=state, failed_node=judged.failed_node, source="log")
-    return replace(view, reason="Requeued") if judged.state == "REQUEUED" else view
+    if judged.state == "REQUEUED":
+        return replace(view, reason="Requeued")
+    return replace(view, reason=judged.job.why) if judged.job is not None and judged.job.why else view
 
 
 __all__ = ["SOURCE", "gather_files", "gather_logs", "of_excerpts"]

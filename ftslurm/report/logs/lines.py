@@ -1,8 +1,9 @@
 """The lines of a log without what terminals and launchers put into them, each with its label (pure).
 
 Labels: srun's (``3: ``, with --label), torch's (``[rank3]:``), torchrun's (``[default3]:``: a local rank), mpirun's
-(``[1,3]<stderr>:``), pdsh's (``n4: ``) and Ray's (``(f pid=7, ip=10.0.0.2)``). They nest, as launchers do: ``n4: 12:
-[default3]:[rank51]: ``; the time that a collector puts before each line is passed over where a label follows.
+(``[1,3]<stderr>:``), horovodrun's (``[3]<stderr>:``), pdsh's (``n4: ``) and Ray's (``(f pid=7, ip=10.0.0.2)``). They
+nest, as launchers do: ``n4: 12: [default3]:[rank51]: ``; the time that a collector puts before each line is passed over
+where a label follows.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+from ftslurm.report.logs.collectors import uncollected
 from ftslurm.report.logs.reading import Excerpt
 
 GAP = "\0 left out"
@@ -21,26 +24,43 @@ LABELLED = 0.7
 """Share of lines that must begin with a label for it to be one: a program may print such text by itself."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?:]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?|[()][A-Z0-9]|.)?")
+_SHOWN_ESCAPE = re.compile(r"\^\[\[[0-9;]{0,20}[A-Za-z]")  # as some viewers show it
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
-_TASK = re.compile(r" {0,6}(\d{1,6}): ?")
+_TASK = re.compile(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
 _HOST = re.compile(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?): ")
 _OWN = re.compile(
     r"\[rank(?P<rank>\d{1,6})\]: ?"
     r"|\[(?P<role>[a-z][a-z_]{0,20}?)(?P<local>\d{1,4})\]:"
     r"|\[(?:\w[\w.-]{0,80}@)?1,(?P<mpi>\d{1,6})\](?:<\w{1,8}>)?:"
+    r"|\[(?P<horovod>\d{1,6})\]<(?:stdout|stderr)>:"
     r"|\((?P<actor>[\w.:()-]{1,80}) pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\d.]{7,15}))?\) "
 )
 # A progress bar has no line end; what another rank prints follows in its line.
-_BEHIND = re.compile(r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<traceback>\[rank\d{1,6}\]: ?Traceback \(most recent)")
+_BEHIND = re.compile(
+    r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<other>\[rank\d{1,6}\]: ?Traceback \(most recent"
+    r"|(?:\[rank\d{1,6}\]: ?)?(?<!\]:)(?<!\]: )\[[EWF]\d{0,4} (?:[\d:.]{8,20} )?ProcessGroup\w{1,20}\.cpp:\d)"
+)
+# Lines that a viewer numbers, before a label of torch.
+_COUNTED = re.compile(r"(?m)^\[(\d{1,9})\] (?=\[(?:rank|default)\d{1,6}\]:)")
+# Ray prints the frames of another process below this line instead of a traceback's header.
+_REMOTE = re.compile(
+    r"(?m)(?<=[ )\n])(?:ray\.exceptions\.)?RayTaskError\(\w+\): ray::[^\n]*"
+    r"(?=\n(?: {4}[^\n]*\n)?[^\n]{0,120}  File \")|"
+    r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
+)
+_HEADER = "Traceback (most recent call last):"
 _TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
 _POD = re.compile(
-    r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40})(?: [A-Za-z][\w.-]{0,60})?"
+    r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40}|[A-Za-z][\w./@-]{0,60}(?= *\| ))(?: [A-Za-z][\w.-]{0,60})?"
     r"(?: *\| |:? (?=\[rank\d{1,6}\]:|\[default\d{1,4}\]:))"
 )
 _NAMED_RANK = re.compile(r"(?i)rank[-_]?(\d{1,6})")
 _BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
+_BY_TORCH = re.compile(r"\[[EWF]\d{0,4} [\d:.]{0,20} ?\w{1,40}\.cpp:\d")
+_CONTINUED = re.compile(r"nccl\w{4,30}Error: |Last error:|Exception raised from |frame #\d")
+_LAST_ERROR = "Last error:"
 _LABELS = re.compile(
     rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
     r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,\d+\][^:]{0,9}:|\[\d{1,6}\]:? ){0,4}"
@@ -83,24 +103,39 @@ def lines_of(excerpt: Excerpt) -> list[Line]:
 def cleaned(text: str) -> list[str]:
     """Return the lines of a text as a terminal would show them, but with all that a carriage return overwrites."""
     text = text.replace("\r\n", "\n")
-    if "\r" in text:
-        text = text.replace("\r", "\n")
     if "\x1b" in text:
         text = _ESCAPE.sub("", text)
+    if "^[[" in text:
+        text = _SHOWN_ESCAPE.sub("", text)
+    # A collector knows lines, not what a carriage return begins.
+    text = "\n".join(uncollected(text.split("\n")))
+    if "\x1b" in text:  # within JSON
+        text = _ESCAPE.sub("", text)
+    if "\r" in text:
+        text = text.replace("\r", "\n")
     text = _CONTROL.sub("", text)
-    if "]: Traceback" in text:
+    if "): ray::" in text:
+        text = _REMOTE.sub(_HEADER, text)
+    if "]: Traceback" in text or "ProcessGroup" in text:
         text = _BEHIND.sub(_apart, text)
+    if ("] [rank" in text or "] [default" in text) and _is_counted(_COUNTED.findall(text)):
+        text = _COUNTED.sub("", text)
     lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()
     return [line if len(line) <= LONG else f"{line[: LONG // 2]} ... {line[-LONG // 2 :]}" for line in lines]
 
 
+def _is_counted(found: Sequence[str]) -> bool:
+    """Whether numbers before labels are of lines, and not of tasks."""
+    return len(found) > 2 and all(int(a) < int(b) for a, b in pairwise(found))
+
+
 def _apart(found: re.Match[str]) -> str:
-    """A traceback behind a progress bar, in a line of its own; behind another label it is in one already."""
+    """What follows a progress bar, in a line of its own; behind another label it is in one already."""
     labels = _LABELS.match(found.string, found.start())
-    border = "" if labels is not None and labels.end() == found.start("traceback") else "\n"
-    return f"{found['before']}{border}{found['traceback']}"
+    border = "" if labels is not None and labels.end() == found.start("other") else "\n"
+    return f"{found['before']}{border}{found['other']}"
 
 
 def labelled(texts: Sequence[str]) -> list[Line]:
@@ -111,6 +146,18 @@ def labelled(texts: Sequence[str]) -> list[Line]:
         part = texts[begin:end]
         outer = _outer_labels(part)
         lines += [_line(text, begin + i, outer) for i, text in enumerate(part)]
+    return _with_continued(lines)
+
+
+def _with_continued(lines: list[Line]) -> list[Line]:
+    """Give the further lines of a message of torch's C++ code the label of its first line."""
+    for i in range(1, len(lines)):
+        line, before = lines[i], lines[i - 1]
+        if line.rank is not None or before.rank is None or not (line.text and before.text):
+            continue
+        begun = _BY_TORCH.match(before.text) or _CONTINUED.match(before.text) or lines[i - 2].text == _LAST_ERROR
+        if begun and (_CONTINUED.match(line.text) or before.text == _LAST_ERROR):
+            lines[i] = line._replace(rank=before.rank, local=before.local)
     return lines
 
 
@@ -208,8 +255,10 @@ def _inner(line: Line, found: re.Match[str]) -> Line:
     text = line.text[found.end() :]
     if found["rank"]:
         return line._replace(text=text, rank=int(found["rank"]))
-    if found["mpi"]:
-        return line._replace(text=text, task=int(found["mpi"]))
+    if found["mpi"] or found["horovod"]:
+        return line._replace(text=text, task=int(found["mpi"] or found["horovod"]))
+    if found["role"] == "cli_":  # MPICH's
+        return line._replace(text=text, task=int(found["local"]))
     if found["local"]:
         return line._replace(text=text, local=int(found["local"]))
     process = f"{found['ip']} pid {found['pid']}" if found["ip"] else f"pid {found['pid']}"

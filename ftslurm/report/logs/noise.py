@@ -9,6 +9,7 @@ _AFTERMATH = re.compile(
     r"|terminate called|Aborted|Segmentation fault|Error in sys\.excepthook|Error in atexit|srun: |slurmstepd|sbatch: "
     r"|wandb: "
     r"|CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|what\(\): "
+    r"|Set TORCH_LOGS=|You can suppress this exception|Traceback \(most recent|E[A-Z]\d{4}: "
     r"|Exception raised from|frame #\d|Exception in thread|Fatal Python error|Extension modules:"
     r"|Thread 0x|Current thread"
     r"|\[?\S* ?\S*\]? ?\[(INFO|ERROR|WARNING)\] \[launch\.py:|Sending process \d+ closing|[\w./-]+: line \d+: +\d+ "
@@ -20,6 +21,8 @@ _AFTERMATH = re.compile(
     r"|Set the environment variable HYDRA_FULL_ERROR|Error executing job with overrides|real\t|user\t|sys\t|\+ "
     r"|(?:Array )?Job ID: |Cluster: |User/Group: |State: |Nodes: |Cores(?: per node)?: |CPU (?:Utilized|Efficiency): "
     r"|Job Wall-clock time: |Memory (?:Utilized|Efficiency): |.{0,80}\bleaked semaphore|Killed$|Terminated$"
+    r"|Training errored after \d|Error file: |Trial \S+ errored|\(raylet|(?:Number of )?[Ee]rrored trials"
+    r"|(?:DEBUG|INFO|WARNING|ERROR):torch\.distributed\.(?:elastic|launch|run)\b"
     r"|E0000 |INFO: +(?:Cleaning|Terminating|gocryptfs)|\[rank: \d+\] Child process with PID"
 )
 

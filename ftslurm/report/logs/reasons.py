@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.nccl_timeout import rank_in, timeout_in
 from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.native import STACK, Native, native_end
 from ftslurm.report.logs.noise import is_aftermath
 
 STRONG, WEAK = "strong", "weak"
@@ -21,6 +24,7 @@ class Reason:
         message: for the report.
         strength: STRONG: the process cannot have gone on; WEAK: it may have.
         final: whether only aftermath follows in its stream.
+        rank: that the line names; None: none.
     """
 
     number: int
@@ -31,6 +35,7 @@ class Reason:
     strength: str
     line: Line
     final: bool = False
+    rank: int | None = None
 
 
 _ABORT = re.compile(
@@ -39,12 +44,17 @@ _ABORT = re.compile(
     r"|(?:free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): [a-z]|corrupted (?:size vs|double-linked)"
     r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*"
 )
+# Also where the rest of the line was cut off.
+_WATCHDOG = re.compile(
+    r"(?:ProcessGroupNCCL\.cpp:\d+\]|what\(\): ).{0,160}?"
+    r"(?:watchdog thread terminated with exception|Watchdog caught c)"
+)
 _CONTAINER = re.compile(
     r"(?:error: )?pyxis: (?P<pyxis>(?!import|creating|starting|removing|skipping|printing|if the image|container "
     r"start failed|child \d+ failed|\s*\[(?:INFO|WARN)).{3,400})"
     r"|(?:error: )?(?P<start>pyxis: container start failed.{0,100})"
     r"|^(?P<enroot>enroot-\w+: .{3,300}|\[ERROR\] .{0,40}(?:enroot|image|/hooks\.d/).{0,300})"
-    r"|^FATAL: +(?P<fatal>.{3,400})"
+    r"|^FATAL: {3}(?P<fatal>\S.{3,400})"  # of apptainer, with the blanks of its own format
     r"|^docker: (?P<docker>Error response from daemon.{0,300})"
     r"|error: (?P<spank>spank: required plugin .{0,200})"
 )
@@ -61,12 +71,22 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
      "spawn", None, "{m}", STRONG),
     (re.compile(r"srun: error: (?P<m>Unable to (?:create step|confirm allocation|allocate).{0,300})"),
      "spawn", None, "srun: {m}", WEAK),
+    (re.compile(r"^\S{0,300}slurm_script: line \d+: (?P<m>\$'\\r'): command not found$"), "exit", 127,
+     "the batch script has DOS line ends: {m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: (?P<m>can't (?:open file|find '__main__' module in) .{1,400})"),
      "exit", 2, "{m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: (?P<m>No module named \S{1,200})$"), "exit", 1, "{m}", STRONG),
     (re.compile(r"(?P<m>\S{1,200}: error while loading shared libraries: .{1,300})"), "exit", 127, "cannot start {m}",
      STRONG),
     (re.compile(r"(?P<m>\S{1,200}: symbol lookup error: .{1,300})"), "exit", 127, "cannot start {m}", STRONG),
+    (re.compile(r"^(?P<m>(?:\S{0,200}/)?(?:env|nohup|timeout|nice|stdbuf|setsid|taskset|numactl|ionice): "
+                r"(?:failed to (?:run command|execute) )?[\u2018'\"].{1,300}[\u2019'\"]: "
+                r"(?:No such file or directory|Permission denied))$"),
+     "exit", None, "cannot start {m}", STRONG),
+    (re.compile(r"^\S{1,300}: line (?P<line>\d+): (?P<m>syntax error.{1,300})$"), "exit", 2,
+     "{m} (line {line} of the batch script)", STRONG),
+    (re.compile(r"^\S{1,300}: line \d+: (?P<m>cd: .{1,300}: (?:No such file or directory|Permission denied))$"),
+     "exit", 1, "{m}", WEAK),
     (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m} (line {line} of the batch script)", WEAK),
     (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): "
@@ -79,14 +99,20 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
      "{m} (line {line} of the batch script)", STRONG),
     (re.compile(r"^\S{1,300}: line \d+: (?P<m>\S{1,200}: unbound variable)$"), "exit", 1, "{m} in the batch script",
      STRONG),
+    (re.compile(r"^(?P<m>(?:cp|mv|tar|rsync|mkdir|ln|scp|dd|unzip|wget|curl|git|cd|source): .{1,400}: "
+                r"(?:No space left on device|No such file or directory|Permission denied|Disk quota exceeded"
+                r"|Read-only file system|Input/output error|Stale file handle))$"),
+     "exit", None, "{m}", WEAK),
     (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m}", WEAK),
 )  # fmt: skip
 # Nearly all lines are none: one search for each.
 _MAYBE = re.compile(
     r"rror|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to|can't |No module"
-    r"|No such|not found|denied|unbound|docker: |couldn't"
+    r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
+    r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|denied|unbound|docker: |couldn't"
 )
+_LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
 
 
@@ -105,8 +131,9 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
         if text.startswith(("usage: ", "Usage: ")):
             usage = i
             continue
-        if _ABORT.match(text):
-            found.append(Reason(line.number, "signal", None, "SIGABRT", text[:300], STRONG, line))
+        by_signal = _by_signal(lines, i, found)
+        if by_signal is not None:
+            found += by_signal
             continue
         if (match := _CONTAINER.search(text)) is not None:
             detail = next(each for each in match.groups() if each)
@@ -123,7 +150,61 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
                 one = Reason(line.number, kind, code, None, message, strength, line, final=_final(lines, i))
                 found.append(_without_directory(one, missing))
                 break
-    return _without_repeats(found)
+    return _without_repeats(_of_launch(lines, found))
+
+
+def _of_launch(lines: Sequence[Line], found: list[Reason]) -> list[Reason]:
+    """Leave out of the failed launches of a step those that srun does not give as the reason of the whole."""
+    whole = next((match[1] for line in lines if (match := _LAUNCH_FAILED.search(line.text)) is not None), "")
+    launches = [each for each in found if each.message.startswith("Task launch")]
+    kept = [each for each in launches if each.message.endswith(whole)]
+    return [each for each in found if each not in launches or each in kept] if kept else found
+
+
+def _by_signal(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> list[Reason] | None:
+    """Return the reason in line ``i`` for an end by a signal, by a watchdog or a native library; None: it is no such.
+
+    A line that only repeats a known one gives an empty list.
+    """
+    line, text = lines[i], lines[i].text
+    by_watchdog, rank = _watchdog(text)
+    if by_watchdog:
+        # Of one watchdog the first line says most.
+        repeats = any(each.signal == "SIGABRT" and each.rank == rank for each in known) and timeout_in(text) is None
+        one = Reason(line.number, "signal", None, "SIGABRT", text[:600], STRONG, line, rank=rank)
+        return [] if repeats else [one]
+    end = native_end([each.text for each in lines[i : i + STACK]])
+    if end is not None:
+        return [_of_native(line, end)]
+    if not _ABORT.match(text):
+        return None
+    follows = i + 1 < len(lines) and _watchdog(lines[i + 1].text)[0]
+    return [] if follows else [Reason(line.number, "signal", None, "SIGABRT", text[:300], STRONG, line)]
+
+
+def _of_native(line: Line, found: Native) -> Reason:
+    """Return the reason that a native library states in a line by which it ends its process."""
+    line = line._replace(node=found.node) if found.node and not line.node else line
+    kind = "exit" if found.signal is None else "signal"
+    return Reason(line.number, kind, None, found.signal, found.text, STRONG, line, rank=found.rank)
+
+
+def _watchdog(text: str) -> tuple[bool, int | None]:
+    """Return whether torch's watchdog of NCCL ends its rank by this line, and the rank that it names."""
+    timeout = timeout_in(text)
+    if timeout is not None:
+        return True, timeout.rank
+    found = _WATCHDOG.search(text) if "atchdog" in text else None
+    return found is not None, rank_in(text[: found.end()]) if found is not None else None
+
+
+def watchdog_lines(lines: Sequence[Line]) -> set[int]:
+    """Return the numbers of the lines in which NCCL's watchdog ends its own rank."""
+    found: set[int] = set()
+    for before, line in pairwise([Line("", -1), *lines]):
+        if timeout_in(line.text) is not None:
+            found |= {before.number, line.number} if _ABORT.match(before.text) else {line.number}
+    return found
 
 
 def _without_directory(one: Reason, missing: re.Match[str] | None) -> Reason:
@@ -167,4 +248,4 @@ def _detail(message: str) -> int:
     return 1 if "couldn't" in message or "failed to" not in message else 2
 
 
-__all__ = ["STRONG", "WEAK", "Reason", "reasons_of"]
+__all__ = ["STRONG", "WEAK", "Reason", "reasons_of", "watchdog_lines"]

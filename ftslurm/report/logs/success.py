@@ -25,7 +25,7 @@ _AGAIN = re.compile(
     r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\brestart (?:count|number|#)"
 )
 _TRAINED = re.compile(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
-_WORKS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b")
+_WORKS = re.compile(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")
 TAIL = 12
 """Lines at the end of a log in which the program's last words are sought."""
 
@@ -58,7 +58,8 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
             return False
         if says_completed(line.text) and (sole or _TRAINED.search(line.text)):
             return True
-        if not is_aftermath(line.text):
+        # Of several ranks, one may be behind the others.
+        if not is_aftermath(line.text) and not works(line.text):
             return False
     return False
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.report.facts import LogTail, Problem, RankError, RoundFiles, RoundNode, Worker, read_error
-from ftslurm.report.logs.ends import End, Ends
+from ftslurm.report.logs.end import End, Ends
 from ftslurm.report.logs.files import Output, excerpt_of, folders, is_output, mtime_ns, outputs
-from ftslurm.report.logs.judging import UNKNOWN, judge, of_end
+from ftslurm.report.logs.judging import judge
 from ftslurm.report.logs.lines import cleaned, labelled, lines_of
+from ftslurm.report.logs.rank_errors import UNKNOWN, of_end
 from ftslurm.report.logs.success import ends_well
 from ftslurm.report.logs.tracebacks import HEADER, tracebacks
 from ftslurm.sharedfs.bounded_read import Malformed, list_directory, parse_json, read_file, read_in_parallel

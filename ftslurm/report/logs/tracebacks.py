@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import traceback_text
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.logs.lines import GAP, Line
@@ -18,9 +19,11 @@ from ftslurm.report.logs.untangle import HEADER, untangled
 STACKS_LIMIT, STACKS_LINES = 65536, 400
 _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
-_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
+_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
 _LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b")
+_CAUGHT = re.compile(r"(?i)\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread ")
 _C10D = re.compile(r"\[[WEFI]\d{0,4}[ \d:.]")
+_OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
 _FATAL = re.compile(r"Fatal Python error: (.{1,100})$")
 SIGNALS = {
     "Segmentation fault": "SIGSEGV",
@@ -78,18 +81,38 @@ class Crash:
 
 def tracebacks(lines: Sequence[Line]) -> list[Raised]:
     """Return the exceptions in the lines of a stream, in the order of their ends; chained ones as one."""
-    if not any(HEADER in line.text for line in lines):
+    if not lines:
         return []
     # torch's hook prints uncaught exceptions only: what follows a type with that label is its message.
     by_hook = lines[0].rank is not None
+    if not by_hook and ": " not in lines[0].text and not any(map(_is_of_traceback, lines)):
+        return []
     sorted_out = [line for line in lines if not _C10D.match(line.text)] if by_hook else untangled(lines)
-    texts = [line.text for line in sorted_out]
-    return [_raised(sorted_out, found) for found in traceback_text.tracebacks(texts, whole=by_hook)]
+    found: list[Raised] = []
+    for is_gap, group in groupby(sorted_out, lambda line: line.text == GAP):
+        part = [] if is_gap else list(group)
+        texts = [line.text for line in part]
+        cut = bool(part) and part[0] is lines[0]
+        found += [_raised(part, each) for each in traceback_text.tracebacks(texts, whole=by_hook, cut=cut)]
+    return found or (_without_frames(sorted_out) if by_hook else [])
+
+
+def _is_of_traceback(line: Line) -> bool:
+    return HEADER in line.text or traceback_text.is_frame(line.text)
+
+
+def _without_frames(lines: Sequence[Line]) -> list[Raised]:
+    """Return the first exception in lines of torch's hook of which the others are missing, as behind a filter."""
+    for i, line in enumerate(lines):
+        found = traceback_text.tracebacks([line.text], whole=True, cut=True) if ": " in line.text else []
+        if found:
+            return [_raised(lines[i:], found[0])]
+    return []
 
 
 def _raised(lines: Sequence[Line], found: traceback_text.Traceback) -> Raised:
     own = lines[found.first : found.end]
-    prefix = own[0].text[: max(0, own[0].text.find(HEADER))]
+    prefix = own[0].text[: max(0, own[0].text.find(HEADER))]  # of one without a header: empty
     before = lines[found.first - 1].text if found.first else ""
     logged = bool(_LOGGED.search(prefix[:200])) or (not prefix.strip() and _is_logged(before))
     spawned = _SPAWNED.search("\n".join(line.text for line in own))
@@ -98,7 +121,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback) -> Raised:
     numbers = frozenset(line.number for line in own)
     text = "\n".join(_without(line.text, prefix) for line in own) + "\n"
     return Raised(
-        found.exception,
+        _with_cut_callers(found.exception, [line.text for line in lines[found.end :]]),
         text,
         min(numbers),
         max(numbers),
@@ -109,6 +132,16 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback) -> Raised:
         spawned=spawned is not None,
         ignored=found.ignored,
     )
+
+
+def _with_cut_callers(exception: ExceptionRecord, after: Sequence[str]) -> ExceptionRecord:
+    """Return an exception with the frames of the one that was raised from it, and whose end is not in the text."""
+    if not any(traceback_text.is_relation(line) for line in after[:4]):
+        return exception
+    _, frames = traceback_text.open_frames(after)
+    if not frames or any(_OF_LAUNCHER.search(frame.file) for frame in frames):
+        return exception
+    return replace(exception, frames=(*frames, *exception.frames))
 
 
 def _without(text: str, prefix: str) -> str:
@@ -134,6 +167,11 @@ def is_logged_error(text: str) -> bool:
 def _is_logged(before: str) -> bool:
     """Whether the line before a traceback is a logger's."""
     return bool(_LOGGED.search(before[:120])) and not before.startswith(("srun:", "slurmstepd"))
+
+
+def was_caught(before: str) -> bool:
+    """Whether the line before a traceback says that its program, or the rest of it, goes on."""
+    return _CAUGHT.search(before[:400]) is not None
 
 
 def ends_within(lines: Sequence[Line]) -> bool:
@@ -175,4 +213,5 @@ __all__ = [
     "is_logged_error",
     "names_rank",
     "tracebacks",
+    "was_caught",
 ]

@@ -16,7 +16,7 @@ from ftslurm.report.logs.lines import GAP, Line
 HEADER = "Traceback (most recent call last):"
 PATIENCE = 200
 """Lines of others after which an unfinished traceback counts as cut off."""
-_FRAME = re.compile(r'  File "[^"\n]{1,4096}", line \d{1,9}')
+_FRAME = re.compile(r'(?: {1,2})?File "[^"\n]{1,4096}", line \d{1,9}')
 # Python writes the type, ": " and the message of an exception one after another.
 _TORN = re.compile(r"(?P<type>(?:\w+\.)*[A-Z]\w{2,60}?)(?P=type)+(?:: )+(?P<message>.*?)(?:: ?)?")
 _CARETS = re.compile(r" +[~^][ ~^]*")
@@ -41,6 +41,7 @@ class _Open:
     touched: int = 0
     wants_source: bool = False
     last: str = ""
+    last_frame: str = ""
 
     def body(self, text: str) -> str:
         """A line without the prefix that the header had; times and counters in it change."""
@@ -103,6 +104,7 @@ class _Sorter:
             if _FRAME.match(text):
                 each.frames += 1
                 each.wants_source = True
+                each.last_frame = text
             elif text[:1].isspace() or not text.strip():
                 each.wants_source = False
             elif self.is_last(each, i, text):
@@ -122,6 +124,10 @@ class _Sorter:
         if not others or _CARETS.fullmatch(text):
             return [newest]
         if _FRAME.match(newest.body(text)):
+            # The same frame again: of another rank, that has not come so far yet.
+            behind = [each for each in others if 0 < each.frames < newest.frames]
+            if newest.last_frame == newest.body(text) and behind:
+                return [*behind, newest, *others]
             # Two frames in a row: two ranks in step with each other, unless the source is not known.
             step = newest.wants_source and (newest.last == text or any(not each.wants_source for each in others))
             waiting = sorted((each for each in others if not each.wants_source), key=lambda each: each.frames)

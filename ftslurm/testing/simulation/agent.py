@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ftslurm.agent.actions import Assignment, SignalReceived, WorkerEnd
+from ftslurm.agent.actions import Assignment, CollectStacks, SignalReceived, WorkerEnd
 from ftslurm.agent.containment import Containment, Defect
 from ftslurm.agent.effects import Effects, SpawnFailed
 from ftslurm.agent.loop import AgentLoop
@@ -23,8 +23,10 @@ from ftslurm.monitor.timeouts import Longest
 from ftslurm.records.node import NodeRecord, Vitals
 from ftslurm.records.state import LEFT, Failure
 from ftslurm.records.stop import Stop, StopVote
+from ftslurm.rendezvous.contacts import Contacts
 from ftslurm.rendezvous.member import Member
 from ftslurm.sharedfs.rundir import RunDirectory
+from ftslurm.terminal import INFO
 from ftslurm.testing.memoryfs import MemoryFileSystem
 from ftslurm.testing.simulation.courier import LATE_S, VirtualCourier
 from ftslurm.testing.simulation.host import NEVER, Host, VirtualWorker
@@ -50,6 +52,7 @@ class VirtualAgent(VirtualProcess, Effects):
 
     machine: AgentMachine
     loop: AgentLoop
+    contacts: Contacts
 
     def __init__(
         self, host: Host, node: str, fs: MemoryFileSystem, run: RunDirectory, offset_s: float, offset_ns: int
@@ -63,6 +66,7 @@ class VirtualAgent(VirtualProcess, Effects):
         self.workers: dict[int, VirtualWorker] = {}
         self.assignment: Assignment | None = None
         self._woken = False
+        self._signs: deque[bytes] = deque()
         self._health: tuple[bool, str | None] = (False, None)
         self._signals: deque[SignalReceived] = deque()
         self._ended: list[VirtualWorker] = []
@@ -127,6 +131,13 @@ class VirtualAgent(VirtualProcess, Effects):
         self._woken = True
         self._loop_alarm.set(0.0)
 
+    def on_sign(self, data: bytes) -> None:
+        """Deliver a sign of life, which waits while the process is stopped."""
+        if self._frozen():
+            self._signs.append(data)
+        else:
+            self.contacts.receive(data)
+
     def end_worker(self, worker: VirtualWorker, seconds: float, code: int, name: str | None) -> None:
         """Change a worker's plan: it ends after the given time with this code or signal."""
         worker.turn += 1
@@ -187,6 +198,8 @@ class VirtualAgent(VirtualProcess, Effects):
 
     def events(self, record: NodeRecord) -> Iterator[object]:
         """See `Effects`."""
+        while self._signs:
+            self.contacts.receive(self._signs.popleft())
         if self._woken:
             self._woken = False
             self._courier.wake()
@@ -207,7 +220,7 @@ class VirtualAgent(VirtualProcess, Effects):
 
     # Effects: the user, the run directory, the node record
 
-    def log(self, text: str) -> None:
+    def log(self, text: str, level: int = INFO) -> None:
         """See `Effects`."""
 
     def report_defect(self, defect: Defect, round_: int) -> None:
@@ -312,7 +325,7 @@ class VirtualAgent(VirtualProcess, Effects):
         # Some fail to save.
         self.end_worker(worker, rng.uniform(0.1, 2.0), int(rng.random() < 0.1), None)
 
-    def collect_stacks(self, round_: int, local_ranks: tuple[int, ...], stop: str | None) -> bool:
+    def collect_stacks(self, round_: int, collect: CollectStacks) -> bool:
         """See `Effects`."""
         assignment = self.assignment
 

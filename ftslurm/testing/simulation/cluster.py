@@ -16,6 +16,7 @@ from ftslurm.agent.machine import AgentMachine
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.records.node import NodeRecord, first_record
 from ftslurm.records.state import LEFT, State
+from ftslurm.rendezvous.contacts import Contacts
 from ftslurm.rendezvous.member import Member
 from ftslurm.rendezvous.observation import AT_ONCE, NEVER, NEXT_ROUND, RunSpec, Timing
 from ftslurm.rendezvous.pace import Pace
@@ -31,12 +32,13 @@ from ftslurm.testing.simulation.faulty_agent import FaultyAgent, VirtualAttempt,
 from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 from ftslurm.testing.simulation.host import Host, VirtualWorker
 from ftslurm.testing.simulation.invariants import AgentStatus, Broken, Ledger, check
+from ftslurm.testing.simulation.network import Network, VirtualChannel
 from ftslurm.testing.simulation.saver import TARGET, Saver
 from ftslurm.testing.simulation.stopping import Training
 
 RUN = RunDirectory("/runs/r")
 TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0, rejoin=NEXT_ROUND)
-PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.5, transition_s=0.25)
+PACE = Pace(heartbeat_s=2.0, follow_s=1.0, thorough_s=5.0, coordinate_s=0.25, transition_s=0.25, quiet_s=20.0)
 GRACE_S, KILL_WAIT_S = 2.0, 6.0
 
 STOP_S = PACE.thorough_s + PACE.follow_s + GRACE_S + 4.0
@@ -44,6 +46,9 @@ STOP_S = PACE.thorough_s + PACE.follow_s + GRACE_S + 4.0
 
 DELIVERED = 0.7
 """Fraction of the wake-up datagrams that are delivered."""
+
+LOST_SIGNS = (0.0, 0.0, 0.02, 0.4, 1.0)
+"""Fractions of the signs of life that are lost, of which each cluster has one."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class Cluster(Host):
         for directory in (RUN.state, RUN.nodes, RUN.commits, os.path.dirname(TARGET)):
             self.server.makedirs(directory)
         self.ledger = Ledger(AgentStatus(self._was_impaired, self._any_unimpaired))
+        self.network = Network(self.now, self.after, self.rng, self.agents, self.rng.choice(LOST_SIGNS), {})
         self.nodes = [self._make_node(f"n{i + 1}") for i in range(self.rng.randint(*options.nodes))]
 
     def _make_node(self, name: str) -> VirtualNode:
@@ -191,6 +197,7 @@ class Cluster(Host):
         incarnation = f"{home.name}-{len(self.agents)}"
         agent = FaultyAgent(self, home, attempt, incarnation)
         self.agents[incarnation] = agent
+        agent.contacts = Contacts(home.name, incarnation, agent.monotonic, VirtualChannel(self.network, agent))
         attempt.agents.append(agent)
         record = first_record(home.name, incarnation, attempt.name, position, attempt.slots)
         # A constant pid: that of the simulating process differs between runs.
@@ -206,6 +213,7 @@ class Cluster(Host):
             *clocks,
             self.nonce,
             self._wake_agents,
+            contacts=agent.contacts,
         )
         machine = AgentMachine(home.name, incarnation, attempt.name, attempt.slots, GRACE_S, KILL_WAIT_S)
         self.note(f"{incarnation} of {attempt.name} starts")

@@ -25,6 +25,10 @@ FAULTS_OF_CALLS = tuple(kind for kind in WEIGHTS if kind.startswith("lost reply"
 )
 
 
+PAUSE_S, PAUSED_AGAIN_S = 5.0, 40.0
+"""Longest pause of a node that must cost nothing, and the time between two of a node, in seconds."""
+
+
 class FaultInjector:
     """Makes random faults in one cluster, and starts its attempts.
 
@@ -46,6 +50,8 @@ class FaultInjector:
             "node refused": self._node_refused,
             "all refused": self._all_refused,
             "network cut": self._network_cut,
+            "datagrams blocked": self._datagrams_blocked,
+            "node pauses": self._node_pauses,
             "agent frozen": self._agent_frozen,
             "agent killed": self._agent_killed,
             "node dies": self._node_dies,
@@ -176,6 +182,26 @@ class FaultInjector:
         self._cluster.struck("network cut", agent.node)
         for worker in list(agent.workers.values()):
             agent.end_worker(worker, self._rng.uniform(0.0, 3.0), 1, None)
+
+    def _datagrams_blocked(self, agent: FaultyAgent) -> None:
+        """Let a packet filter drop datagrams between a node and others, one way or both: that excuses nothing."""
+        cluster, seconds = self._cluster, self._length()
+        for other in cluster.nodes:
+            for pair in ((agent.node, other.name), (other.name, agent.node)):
+                if other is not agent.home and self._rng.random() < 0.7:
+                    cluster.network.block(*pair, seconds)
+        cluster.struck("datagrams blocked", agent.node)
+
+    def _node_pauses(self, agent: FaultyAgent) -> None:
+        """Stop all processes of a node for up to `PAUSE_S` seconds: that alone excuses nothing."""
+        now = self._cluster.now()
+        if now - agent.home.paused_at < PAUSED_AGAIN_S:
+            return
+        agent.home.paused_at = now
+        # With one further fault it does.
+        agent.small_faults += [now] * 3
+        agent.freeze(self._rng.uniform(0.0, PAUSE_S))
+        self._cluster.struck("node pauses", agent.node)
 
     def _agent_frozen(self, agent: FaultyAgent) -> None:
         seconds = self._length()

@@ -170,6 +170,8 @@ WEIGHTS = {
     "node refused": 3,
     "all refused": 4,
     "network cut": 3,
+    "datagrams blocked": 3,
+    "node pauses": 3,
     "agent frozen": 6,
     "agent killed": 5,
     "node dies": 4,

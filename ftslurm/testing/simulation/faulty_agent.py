@@ -33,6 +33,7 @@ class VirtualNode:
         self.slow_until = 0.0
         self.outage: Outage | None = None
         self.cut_until = 0.0
+        self.paused_at = float("-inf")
 
 
 class VirtualAttempt:
@@ -119,7 +120,9 @@ class FaultyAgent(VirtualAgent):
         """Return whether it had a reason to be silent in the last `excuse_s` seconds."""
         since = self._cluster.now() - excuse_s
         small = sum(at >= since for at in self.small_faults)
-        return self.departed or self.leaving or small >= 4 or any(until >= since for until in self.excuses)
+        # A node that is cut off proves that it lives by its record alone, and at once.
+        many = 1 if self.home.cut_until >= since else 4
+        return self.departed or self.leaving or small >= many or any(until >= since for until in self.excuses)
 
     def extend_excuses(self, seconds: float) -> None:
         """Extend its excuses by a stall of all nodes, in which it could not recover."""

@@ -1,4 +1,4 @@
-"""The slots of a spare in which standby workers are started, and when a slot is given up (pure)."""
+"""The slots of a node in which standby workers are started, and when a slot is given up (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ STANDBY_DEATHS = 3
 """Number of standby workers that may die in one slot; after that their imports are taken to be the cause."""
 
 
-class SpareSlots:
+class StandbySlots:
     """The slots of one node.
 
     Args:
@@ -17,13 +17,20 @@ class SpareSlots:
         self._chances = dict.fromkeys(range(slots), STANDBY_DEATHS)
         self._empty = set(self._chances)
 
-    def on_ended(self, local_rank: int) -> None:
-        """The standby worker of that slot has ended, or could not be started."""
-        self._chances[local_rank] -= 1
+    def __bool__(self) -> bool:
+        return bool(self._chances)
+
+    def on_ended(self, local_rank: int, by_itself: bool = True) -> None:
+        """The standby worker of that slot has ended, or could not be started.
+
+        Args:
+            by_itself: False: it was found to be unusable, and the next one imports less.
+        """
+        self._chances[local_rank] -= by_itself
         self._empty.add(local_rank)
 
-    def on_swept(self) -> None:
-        """All standby workers are being killed."""
+    def on_emptied(self) -> None:
+        """All standby workers have become workers, or are being killed."""
         self._empty = set(self._chances)
 
     def take(self) -> tuple[int, ...]:

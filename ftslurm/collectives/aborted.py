@@ -1,0 +1,82 @@
+"""Ranks that gloo aborted because what came from another rank was longer than what they had called for (pure).
+
+Such a rank leaves no record: its process ends before it can be asked. Its stacks tell which function it had called, and
+gloo how many bytes came and were expected; the records of the other ranks tell the call, unless there are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from ftslurm.collectives.calls import Call
+from ftslurm.collectives.finding import ABORTED, DIFFERENT, Aborted, Finding, Party
+from ftslurm.collectives.groups import Group as GroupOfRanks
+from ftslurm.collectives.groups import group_calls
+from ftslurm.collectives.operation import Operation
+
+
+class _Candidate(NamedTuple):
+    group: GroupOfRanks
+    seq: int
+    calls: Mapping[int, Call]
+
+    @property
+    def operation(self) -> Operation:
+        return next(iter(self.calls.values())).operations[0]
+
+
+def of_aborted(aborted: Aborted, groups: Collection[GroupOfRanks], found: Collection[Finding]) -> Finding | None:
+    """Return the call that does not match that of a rank which gloo aborted; None: it cannot be told.
+
+    Args:
+        aborted: the rank.
+        groups: all groups, with the calls of the others.
+        found: what stands still; where records of others differ, these tell more.
+    """
+    if any(each.kind in DIFFERENT and each.certain for each in found):
+        return None
+    possible = list(_candidates(aborted, groups))
+    # The parts into which gloo divides a tensor are rounded, so that this is no proof.
+    fitting = [each for each in possible if _fits(each.operation, aborted)] or possible
+    if len(fitting) != 1:
+        return None
+    group, seq, calls = fitting[0]
+    operations = next(iter(calls.values())).operations
+    alike = tuple(sorted(rank for rank, call in calls.items() if call.operations == operations))
+    done = {calls[rank].done for rank in alike}
+    return Finding(
+        ABORTED,
+        group.name,
+        group.description,
+        len(group.members) if group.members is not None else None,
+        seq,
+        (Party(alike, operations, done.pop() if len(done) == 1 else None), Party((aborted.rank,))),
+        frozenset(alike),
+        frozenset(),
+        aborted=aborted,
+    )
+
+
+def _candidates(aborted: Aborted, groups: Collection[GroupOfRanks]) -> Iterator[_Candidate]:
+    """Return the newest calls of that function in all groups in which the rank may be."""
+    for group in groups:
+        if aborted.rank in group.known or (group.members is not None and aborted.rank not in group.members):
+            continue
+        calls = group_calls(group)
+        named = [seq for seq, of in calls.items() if _is_named(next(iter(of.values())).operations[0], aborted)]
+        if named:
+            yield _Candidate(group, max(named), calls[max(named)])
+
+
+def _is_named(operation: Operation, aborted: Aborted) -> bool:
+    return aborted.function.lstrip("_").startswith(operation.name)
+
+
+def _fits(operation: Operation, aborted: Aborted) -> bool:
+    """Whether the rank's tensor had a whole number of elements, if the others' is longer as the message says."""
+    elements = sum(operation.sizes or ())
+    return elements > 0 and aborted.came > 0 and elements * aborted.expected % aborted.came == 0
+
+
+__all__ = ["Aborted", "of_aborted"]

@@ -1,0 +1,1 @@
+"""Which CPUs are near each GPU (`--numa-binding`)."""

@@ -1,0 +1,180 @@
+"""What collectors, viewers and people put before each line of a log, taken away (pure).
+
+Times and names of journald, syslog, kubectl, containerd, GitHub Actions and loggers through which all output goes; line
+numbers of ``cat -n``; quotes (``> ``); an indentation; a JSON document for each line (docker); HTML's entities. A
+program's own loggers do the same, but not before tracebacks and labels: what is before these is not its own.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from ftslurm.failures.json_line import json_object, text_of
+
+NEARLY_ALL = 0.95
+FEWEST = 3
+OTHERS = 2
+SAMPLE = 20
+NESTED = 4
+MOST_NAMES = 64
+_TIME = (
+    r"(?:\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+    r"|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})"
+)
+# No program writes these by itself.
+_FOREIGN = (
+    re.compile(rf"<\d{{1,3}}>(?:1 )?{_TIME} [\w.-]{{1,80}} [\w./-]{{1,60}}(?:\[\d+\])?:(?: |$)"),
+    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)(?: (?:stdout|stderr) [FP])?(?: |$)"),
+    re.compile(r"> ?"),
+    re.compile(r"[A-Z][a-z]{2} \d{1,2}, \d{4} @ \d\d:\d\d:\d\d\.\d{3}\t(?:[^\t\n]{1,80}\t){0,3}"),
+)
+_FORMS = (
+    re.compile(rf"{_TIME} [\w.-]{{1,80}} [\w./-]{{1,60}}(?:\[\d+\])?:(?: |$)"),
+    re.compile(rf"{_TIME} *\| *[A-Z]{{4,8}} *\| *\S{{1,120}} - "),
+    re.compile(rf"[\[(]?{_TIME}[\])]?:?(?: (?:stdout|stderr) [FP])?(?=\[(?:1,)?\d+\]<std|<std|[ \t]|$)[ \t]?"),
+    re.compile(r"> ?"),
+    re.compile(r" *\d{1,9}(?:\t|$)"),
+    re.compile(r" {0,20}\|(?: |$)"),
+    re.compile(r"(?:[^\t\n]{1,80}\t){1,4}"),
+    re.compile(r"[0-9a-f][0-9a-f-]{7,40} \|\|(?: |$)"),
+    re.compile(r"<std(?:out|err)>: ?"),
+)
+_NAMES = (
+    re.compile(r"(?P<name>\[(?:pod|container)/[^\]\s]{1,200}\])(?: |$)"),
+    re.compile(r"(?P<name>[A-Za-z][A-Za-z./@_-]{0,60}) *\|(?: |$)"),  # with a number it is a label
+    re.compile(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
+    re.compile(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80} [A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
+)
+_PROOF = re.compile(
+    r"(?: {0,6}\d{1,6}: |[A-Za-z][\w-]{0,60}\d: )?(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
+    r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?\d{1,6}\]<std|<std(?:out|err)>:| {2}rank +: \d| *[│|╭╰] |\{\")"
+)
+NARROWEST, WIDEST = 40, 300
+"""Columns of a terminal."""
+_RULES = "-=*#_~│|╮╯┐┘─━"
+_WHOLE = re.compile(
+    r"File \"[^\"\n]{1,400}\", line \d+, in \S|Traceback \(most recent call last\)|failed \(exitcode: "
+    r"|Exited with exit code|CANCELLED AT \S+|closing signal SIG"
+    r"|Watchdog caught collective operation timeout: WorkNCCL\([^)]{1,300}\) ran for"
+)
+_KEYS = ("log", "message", "msg", "textPayload", "line", "text")
+
+
+def uncollected(lines: list[str]) -> list[str]:
+    """Return the lines as their program wrote them, as far as what is before them has one form."""
+    lines = _from_json(lines)
+    if any("&quot;" in line or "&lt;" in line for line in lines) and any("Traceback (most" in line for line in lines):
+        lines = [html.unescape(line) for line in lines]
+    for _ in range(NESTED):
+        without = _without_form(lines) or _without_name(lines) or _without_indent(lines)
+        if without is None:
+            break
+        lines = without
+    return _unwrapped(lines)
+
+
+def _unwrapped(lines: list[str]) -> list[str]:
+    """Return the lines of a program whose output a terminal of fixed width has cut into pieces, in one piece each.
+
+    Full lines of equal length may be so by chance: the pieces count only if they complete frames or ends.
+    """
+    width = max(map(len, lines), default=0)
+    full = [line for line in lines if len(line) == width]
+    if not NARROWEST <= width <= WIDEST or len(full) < FEWEST or any(line[-1] in _RULES for line in full):
+        return lines
+    joined: list[str] = []
+    begun = False
+    for line in lines:
+        if begun:
+            joined[-1] += line
+        else:
+            joined.append(line)
+        begun = len(line) == width
+    before, after = (sum(_WHOLE.search(line) is not None for line in each) for each in (lines, joined))
+    return joined if after > before else lines
+
+
+def _without_form(lines: list[str]) -> list[str] | None:
+    full = [line for line in lines if line.strip()]
+    for form in _FOREIGN:
+        if len(full) >= FEWEST and all(form.match(line) for line in full):
+            return [form.sub("", line, count=1) for line in lines]
+    return next((_rests(lines, found) for form in _FORMS if (found := _before_all(lines, form)) is not None), None)
+
+
+def _without_name(lines: list[str]) -> list[str] | None:
+    """Return the lines without the name of a pod, a service or a file; of several with a bar behind it, as a label."""
+    for form in _NAMES:
+        found = _before_all(lines, form)
+        names = Counter(match["name"] for match in found or () if match)
+        if found is None or len(names) > MOST_NAMES or any(count < FEWEST for count in names.values()):
+            continue
+        rests = _rests(lines, found)
+        if len(names) == 1:
+            return rests
+        return [
+            f"{_label(match['name'])} | {rest}" if match else rest for match, rest in zip(found, rests, strict=True)
+        ]
+    return None
+
+
+def _rests(lines: Sequence[str], found: Sequence[re.Match[str] | None]) -> list[str]:
+    return [line[match.end() :] if match else line for line, match in zip(lines, found, strict=True)]
+
+
+def _before_all(lines: Sequence[str], form: re.Pattern[str]) -> list[re.Match[str] | None] | None:
+    """Return where a form is at the beginnings of lines; None: not of nearly all, tracebacks or labels among them."""
+    full = [line for line in lines if line.strip()]
+    sample = full[:SAMPLE]
+    if len(full) < FEWEST or 2 * sum(form.match(line) is not None for line in sample) < len(sample):
+        return None
+    found = [form.match(line) for line in lines]
+    rests = [line[match.end() :] for line, match in zip(lines, found, strict=True) if match and line.strip()]
+    # The first and the last line may be cut off.
+    if len(rests) < FEWEST or len(full) - len(rests) > max(OTHERS, (1 - NEARLY_ALL) * len(full)):
+        return None
+    return found if any(_PROOF.match(rest) for rest in rests) else None
+
+
+def _label(name: str) -> str:
+    """Return the name of a pod: ``[pod/train-0/pytorch]``, ``train-0 pytorch``, ``train-0:``."""
+    parts = name.strip("[]:").split("/" if name.startswith("[") else None)
+    return parts[1] if name.startswith("[") else parts[0]
+
+
+def _without_indent(lines: list[str]) -> list[str] | None:
+    """Return the lines without an indentation that all of them have."""
+    full = [line for line in lines if line.strip()]
+    depth = min((len(line) - len(line.lstrip(" \t")) for line in full), default=0)
+    if depth == 0 or len(full) < FEWEST or not any(_PROOF.match(line[depth:]) for line in full):
+        return None
+    return [line[depth:] for line in lines]
+
+
+def _from_json(lines: list[str]) -> list[str]:
+    """Return the texts of lines that are all JSON documents of a collector."""
+    full = [line for line in lines if line.strip()]
+    if len(full) < FEWEST or not all(line.startswith("{") for line in full[:FEWEST]):
+        return lines
+    texts = [_text(line) for line in full]
+    if sum(text is not None for text in texts) < NEARLY_ALL * len(full):
+        return lines
+    # A logger's documents have a level, and no lines of tracebacks of their own; docker's name the stream.
+    if '"stream"' not in full[0] and not any(text is not None and _PROOF.match(text) for text in texts):
+        return lines
+    return [
+        part for line, text in zip(full, texts, strict=True) for part in (line if text is None else text).split("\n")
+    ]
+
+
+def _text(line: str) -> str | None:
+    value = json_object(line)
+    text = text_of(value, *_KEYS) if value is not None else None
+    return text.rstrip("\n") if text is not None else None
+
+
+__all__ = ["uncollected"]

@@ -1,0 +1,54 @@
+"""What may have ended a process by a log's lines: an exception, a crash, or another reason (pure)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ftslurm.report.logs.reasons import STRONG, Reason
+from ftslurm.report.logs.tracebacks import Crash, Raised
+
+Evidence = Raised | Crash | Reason
+
+
+class Found(NamedTuple):
+    """A possible failure: an exception, a crash or another reason, of a rank or an unknown one."""
+
+    number: int
+    rank: int | None
+    thing: Evidence
+    tail: str
+
+
+def is_strong(thing: Evidence) -> bool:
+    """Return whether it explains a failure without an end that agrees."""
+    return not isinstance(thing, Reason) or thing.strength == STRONG
+
+
+def code_of(thing: Evidence) -> int | None:
+    """Return the exit code that it leads to; None: not known."""
+    return thing.code if isinstance(thing, Reason) else None
+
+
+def kind_of(thing: Evidence) -> str:
+    """Return the kind of the failure, as in an error record."""
+    if isinstance(thing, Raised):
+        return "exception"
+    return "signal" if isinstance(thing, Crash) else thing.kind
+
+
+def signal_of(thing: Evidence) -> str | None:
+    """Return the name of the signal of a process that ends by it; None: not known."""
+    return None if isinstance(thing, Raised) else thing.signal
+
+
+def headline_of(thing: Evidence) -> str:
+    """Return what is equal for two failures of the same kind at the same place."""
+    if isinstance(thing, Raised):
+        place = thing.exception.frames[-1].place if thing.exception.frames else ""
+        return f"{thing.headline}|{place}"
+    return thing.signal or "" if isinstance(thing, Crash) else thing.message
+
+
+def last_line_of(thing: Evidence) -> int:
+    """Return the number of its last line."""
+    return thing.number if isinstance(thing, Reason) else thing.end

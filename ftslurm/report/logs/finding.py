@@ -1,0 +1,235 @@
+"""Which exceptions, crashes and other reasons in an attempt's lines ended a process (pure).
+
+An exception in a log may have been caught. It ended its process if torch's hook printed it, if nothing but aftermath
+follows in its stream, or if an end with an exit code follows and it is the last one before that.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import islice
+
+from ftslurm.failures.reason import reason
+from ftslurm.failures.stderr_witness import went_on
+from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of, until
+from ftslurm.report.logs.evidence import Found, is_strong, last_line_of
+from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.rank_errors import error_of, is_cascade
+from ftslurm.report.logs.reasons import reasons_of
+from ftslurm.report.logs.success import ends_well, works
+from ftslurm.report.logs.tracebacks import Raised, crashes, is_logged_error, names_rank, was_caught
+
+CLOSING_LINES = 15
+"""Lines that a program may print between the traceback that ends it and its end."""
+BEFORE_OTHERS = 40
+"""Lines of other ranks between a traceback and the moment at which they notice the end of its process."""
+SILENT_LINES = 100
+"""Lines of others at the end of a log without one of a rank, after which it is taken to print nothing more."""
+TOGETHER_LINES = 3
+"""Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
+DEATH_SIGNAL = re.compile(r"Received \S{1,20} death signal|SignalException: Process \d+ got signal|\^C")
+_WATCHDOG = re.compile(
+    r"ProcessGroupNCCL\.cpp:\d+\].{0,80}(?:Watchdog caught collective|Some NCCL operations have failed)"
+)
+_LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "ProcessExitedException"))
+_LAUNCHER_FILES = (
+    "/accelerate/commands/", "/deepspeed/launcher/", "/torch/distributed/launch.py", "/torch/distributed/run.py",
+    "/lightning_fabric/strategies/launchers/", "/horovod/runner/", "/torchelastic/distributed/launch.py",
+)  # fmt: skip
+_SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
+_CHILD = "subprocess.CalledProcessError: Command"
+
+
+class Finder:
+    """Finds what ended processes.
+
+    Attributes:
+        doubtful: exceptions that were perhaps caught, after `found`.
+        distant: such with much output after them.
+        late: such near the end of a log that does not state how its processes ended, also those that were logged.
+    """
+
+    def __init__(self, log: AttemptLog) -> None:
+        self._log = log
+        self.doubtful: list[Raised] = []
+        self.distant: list[Raised] = []
+        self.late: list[Found] = []
+        self._signalled = [line.number for line in log.lines if DEATH_SIGNAL.search(line.text)]
+
+    def found(self) -> list[Found]:
+        """Return what ended a process, as far as it can be known, in order."""
+        all_of_them: list[Found] = []
+        doubtful: list[Found] = []
+        for own, raised in self._log.raised:
+            rank = self._log.rank_of(own[0])
+            for each in raised:
+                if each.ignored or self._by_launcher(each) or self._is_reaction(each):
+                    continue
+                of = rank if rank is not None or (each.spawned and self._log.is_nested()) else each.rank
+                one = Found(each.begin, of, each, self._log.tail(until(own, each.end, 20), each.numbers))
+                fate = self._fate(each, own, of)
+                (all_of_them if fate else doubtful if fate is None else []).append(one)
+                if not fate and self._is_late(each, own):
+                    self.late.append(one)
+                if fate is None:
+                    self.doubtful.append(each)
+                elif not fate and not each.logged and of is None:
+                    self.distant.append(each)
+            dumps = crashes(own)
+            reasons = reasons_of(own)
+            # A rank's lines with torch's label and those without are one output.
+            whole = self._log.lines_of(rank) if rank is not None and (dumps or reasons) else own
+            all_of_them += [Found(each.begin, rank, each, self._log.tail(until(whole, each.end, 20))) for each in dumps]
+            for other in reasons:
+                if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
+                    continue
+                if other.rank is not None and (rank is None or other.kind == "exit"):
+                    # In the output of several ranks, only this line is known to be of this one.
+                    all_of_them.append(Found(other.number, other.rank, other, other.message))
+                    continue
+                all_of_them.append(Found(other.number, rank, other, self._log.tail(until(whole, other.number, 30))))
+        all_of_them = [*all_of_them, *self._earlier(all_of_them, doubtful)]
+        return sorted(self._without_superseded(self._without_caught(all_of_them)), key=lambda each: each.number)
+
+    def _by_launcher(self, each: Raised) -> bool:
+        """Whether a launcher raised it because of its child, or of a signal to itself."""
+        exception = each.exception
+        if exception.type in _LAUNCHERS:
+            return True
+        inner = reason(exception)  # of the process that it started
+        if exception.type == "Exception" and _SPAWNED.match(exception.message):
+            return True
+        files = [frame.file for frame in (*exception.frames, *inner.frames)]
+        inside = any(part in file for file in files for part in _LAUNCHER_FILES)
+        ends = ("CalledProcessError", "KeyboardInterrupt", "RuntimeError")
+        return inside and (exception.type in ends or inner.type in ends[:2] or _CHILD in exception.message)
+
+    def _is_reaction(self, each: Raised) -> bool:
+        """Whether a launcher had told before that a signal from outside stops it."""
+        return each.exception.type == "KeyboardInterrupt" and any(number <= each.begin for number in self._signalled)
+
+    def _fate(self, each: Raised, own: Sequence[Line], rank: int | None) -> bool | None:
+        """Return whether an exception ended its process; None: it may have, if no other one did."""
+        if each.line.rank is not None:
+            return True
+        end = self._log.end_after(each.end, rank)
+        if end is None and self._was_tried_again(each, own):
+            return False
+        ordinary, gap = self._log.ordinary(own, each.end, end.number if end is not None and rank is None else None)
+        if not ordinary and not gap:
+            return True
+        if gap and rank is not None and end is not None and end.rank in (rank, None) and self._is_silent(own, each.end):
+            return True
+        if rank is not None:
+            if end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES:
+                return True
+            return None if each.logged and self._falls_silent(own, each.end, rank) else False
+        # An exception that nothing catches gives exit code 1; another code follows closely, if at all.
+        limit = OTHERS_LINES if end is not None and end.code == 1 else CLOSING_LINES
+        worked = end is not None and end.code != 1 and self._works_between(own, each.end, end.number)
+        if end is not None and not gap and ordinary <= limit and not worked:
+            return True
+        # A batch script's last words, as "Done" or a time.
+        if (
+            end is None
+            and not gap
+            and not each.logged
+            and ordinary <= CLOSING_LINES
+            and not self._log.goes_on(each.end)
+        ):
+            return True
+        return None if (gap or ordinary <= OTHERS_LINES) and not each.logged else False
+
+    def _is_late(self, each: Raised, own: Sequence[Line]) -> bool:
+        """Whether few lines follow an exception, none of which shows that its program goes on."""
+        if self._log.ends.processes or self._log.ends.job or went_on(each.headline) or ends_well(own, sole=False):
+            return False
+        if self._was_tried_again(each, own):
+            return False
+        ordinary, gap = self._log.ordinary(own, each.end, None)
+        return not gap and ordinary <= CLOSING_LINES and not self._log.goes_on(each.end)
+
+    def _was_tried_again(self, each: Raised, own: Sequence[Line]) -> bool:
+        """Whether the line before an exception says that its program goes on without what failed."""
+        at = bisect_left(own, each.begin, key=number_of)
+        return at > 0 and was_caught(own[at - 1].text) and "Exception in thread" not in own[at - 1].text
+
+    def _works_between(self, own: Sequence[Line], begin: int, end: int) -> bool:
+        """Whether a program's progress is between two lines."""
+        rest = islice(own, bisect_right(own, begin, key=number_of), bisect_right(own, end, key=number_of))
+        return any(line.number not in self._log.covered and works(line.text) for line in rest)
+
+    def _is_silent(self, own: Sequence[Line], number: int) -> bool:
+        """Whether a rank prints nothing more after a line, in the kept parts of a log in which others go on."""
+        after = own[bisect_right(own, number, key=number_of) :]
+        if not all(line.text == GAP or line.number in self._log.covered or is_aftermath(line.text) for line in after):
+            return False
+        rest = self._log.lines[bisect_right(self._log.lines, number, key=number_of) :]
+        last = max((i for i, line in enumerate(rest) if line.text == GAP), default=-1)
+        return len(rest) - last > SILENT_LINES
+
+    def _falls_silent(self, own: Sequence[Line], number: int, rank: int) -> bool:
+        """Whether a rank that loggers name in each line prints nothing but errors after a line."""
+        for line in islice(own, bisect_right(own, number, key=number_of), None):
+            named = names_rank(line.text[:200])
+            if (
+                named is None
+                and line.text.strip()
+                and line.number not in self._log.covered
+                and not is_aftermath(line.text)
+            ):
+                return False
+            if named == rank and not is_logged_error(line.text):
+                return False
+        return True
+
+    def _earlier(self, sure: Sequence[Found], doubtful: Sequence[Found]) -> list[Found]:
+        """Return the doubtful exception that is the reason if all sure ones follow from another rank's end."""
+        raised = [each for each in sure if isinstance(each.thing, Raised)]
+        gave_up = [line.number for line in self._log.lines if _WATCHDOG.search(line.text)]
+        noticed = [*(each.number for each in raised), *gave_up]
+        if not noticed or not all(self._follows(each) for each in raised):
+            return []
+        aborts = [end for end in self._log.ends.processes if end.signal == "SIGABRT" and gave_up]
+        if any(not end.stopped and end.code not in (0, 1) and end not in aborts for end in self._log.ends.processes):
+            return []  # an end that is no exception's: the others follow from that
+        first = min(noticed)
+        near = [each for each in doubtful if each.number < first]
+        return [each for each in near if self._log.between(last_line_of(each.thing), first) <= BEFORE_OTHERS][-1:]
+
+    def _without_caught(self, found: Sequence[Found]) -> list[Found]:
+        """Leave out exceptions without torch's label before one with it: its hook labels all that nothing catches.
+
+        Before the process group is set up it does not; what ends a rank then leaves only consequences to the others.
+        """
+        by_hook = [each.number for each in found if _is_labelled(each) and not self._follows(each)]
+        if not by_hook:
+            return list(found)
+        first = min(by_hook)
+        return [
+            each for each in found if not isinstance(each.thing, Raised) or _is_labelled(each) or each.number > first
+        ]
+
+    def _without_superseded(self, found: Sequence[Found]) -> list[Found]:
+        """Leave out exceptions of unknown ranks after which the program went on until a later failure."""
+        ordered = sorted(found, key=lambda each: each.number)
+        kept: list[Found] = []
+        for i, each in enumerate(ordered):
+            if each.rank is None and isinstance(each.thing, Raised):
+                later = (other for other in ordered[i + 1 :] if is_strong(other.thing))
+                primary = (other for other in later if not self._follows(other))
+                if any(self._log.between(each.thing.end, other.number) > TOGETHER_LINES for other in primary):
+                    continue
+            kept.append(each)
+        return kept
+
+    def _follows(self, each: Found) -> bool:
+        """Whether its cause is a consequence of another rank's end."""
+        return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def _is_labelled(each: Found) -> bool:
+    return isinstance(each.thing, Raised) and each.thing.line.rank is not None

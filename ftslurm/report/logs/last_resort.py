@@ -1,0 +1,132 @@
+"""What a log is evidence of that neither states how its processes ended nor has an exception that ended one (pure).
+
+Its end is missing, or nothing but lines of runtimes was printed: the most valuable statement of a failure counts, else
+the traceback in whose middle it ends, else an error in its last lines or an exception near its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.reason import CUT
+from ftslurm.failures.stated_lines import Stated, stated_in
+from ftslurm.failures.stderr_witness import CHILD, Witness, witness
+from ftslurm.failures.traceback_text import open_frames
+from ftslurm.records.error import ExceptionRecord
+from ftslurm.report.facts import RankError
+from ftslurm.report.failed_worker import NO_END
+from ftslurm.report.logs.attempt_log import TAIL_LINES, AttemptLog, of_launcher, until
+from ftslurm.report.logs.evidence import Found, headline_of
+from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, record
+from ftslurm.report.logs.success import ends_well, works
+from ftslurm.report.logs.tracebacks import HEADER, names_rank, was_caught
+
+OF_LAUNCHER = "the log ends within the launcher's own traceback; what failed is not in it"
+_PASSED_ON = re.compile(r"\(RANK (\d{1,6})\)$")
+"""At a header, of a traceback that torch's checkpoints pass on from another rank."""
+
+
+@dataclass(frozen=True)
+class LastResort:
+    """A failure by a log without an end: its record, and the output that is evidence of it."""
+
+    error: RankError
+    tail: str
+
+
+def last_resort(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
+    """Return the failure that a log without any other evidence is evidence of; None: none.
+
+    Args:
+        log: its lines.
+        late: exceptions near its end that were perhaps caught.
+    """
+    return _killed(log) or _stated(log) or _cut_off(log) or _last_error(log, late) or _late(log, late)
+
+
+def _killed(log: AttemptLog) -> LastResort | None:
+    """Return the process that the kernel killed for memory, of a kernel's log without any end."""
+    kill = next((each for each in log.ends.kernel if each.kind in ("cgroup", "host") and "ill" in each.text), None)
+    if kill is None:
+        return None
+    error = replace(record(UNKNOWN, "signal", "SIGKILL", kill.number), signal="SIGKILL")
+    return LastResort(error, log.tail([*until(log.lines, kill.number, 0)]))
+
+
+def _stated(log: AttemptLog) -> LastResort | None:
+    found: list[tuple[Stated, Line]] = []
+    for line in log.lines:
+        stated = stated_in(line.text) if line.text != GAP else None
+        if stated is not None:
+            found.append((stated, line))
+        elif works(line.text):
+            found.clear()  # what was stated before was survived
+    if not found or ends_well(log.lines, sole=False):
+        return None
+    each, line = min(found, key=lambda one: (one[0].value, one[1].number))
+    rank = each.rank if each.rank is not None else log.rank_of(line)
+    resort = _of(log, line, rank, each.node, log.tail([*until(log.lines, line.number, 0)]))
+    return replace(resort, error=replace(resort.error, message=each.meaning)) if each.meaning else resort
+
+
+def _late(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
+    """Return the last exception near the end; one that repeats, as of what is tried again, is none."""
+    kept = [each for each in late if sum(headline_of(other.thing) == headline_of(each.thing) for other in late) == 1]
+    if not kept or kept[-1] is not late[-1]:
+        return None
+    rank = UNKNOWN if kept[-1].rank is None else kept[-1].rank
+    return LastResort(error_of(log, kept[-1].thing, rank), kept[-1].tail)
+
+
+def _last_error(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
+    """Return the failure that the last lines state, of a logger or a library."""
+    if late:
+        return None  # the exception says more than the line that mentions it
+    lines = [line for line in log.lines if line.text != GAP][-TAIL_LINES:]
+    tail = "\n".join(line.text for line in lines)
+    found: Witness | None = witness(tail)
+    # Tracebacks have been judged; those in a logger's JSON have not.
+    if found is None or found.kind == CHILD or found.lines:
+        return None
+    line = next((line for line in reversed(lines) if found.text[:60] in line.text), lines[-1])
+    rank = log.rank_of(line)
+    return _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", tail)
+
+
+def _of(log: AttemptLog, line: Line, rank: int | None, node: str, tail: str) -> LastResort:
+    error = record(UNKNOWN if rank is None else rank, "exit", NO_END, line.number)
+    error = replace(error, node=node or log.node_of(line), local_rank=line.local, quotes=(line.text.strip()[:300],))
+    return LastResort(error, tail)
+
+
+def _cut_off(log: AttemptLog) -> LastResort | None:
+    """Return the exception whose traceback has no end in the log: its place and rank are known, its text is not."""
+    for own in log.streams.values():
+        first, frames = open_frames([line.text for line in own])
+        if first == len(own) or not (frames or own[first].text.rstrip().endswith(HEADER)):
+            continue
+        if first and was_caught(own[first - 1].text):
+            continue
+        line, rank = own[first], log.rank_of(own[first])
+        passed_on = _PASSED_ON.search(line.text)
+        rank = int(passed_on[1]) if passed_on is not None else rank
+        # Of any type: Python prints it below the frames.
+        begins = {
+            raised.exception.frames[0].place for _, each in log.raised for raised in each if raised.exception.frames
+        }
+        if frames and frames[0].place in begins:
+            continue  # the same code raised before, and was survived
+        text = OF_LAUNCHER if frames and all(of_launcher(frame.file) for frame in frames[-3:]) else CUT
+        error = record(UNKNOWN if rank is None else rank, "exception", text, line.number)
+        begin = max(line.text.find(HEADER), 0)  # behind a progress bar
+        traceback = "\n".join([line.text[begin:], *(each.text for each in own[first + 1 :])]) + "\n"
+        exception = ExceptionRecord("Exception", "", text, frames=frames)
+        error = replace(error, exception=exception, traceback=traceback)
+        return LastResort(replace(error, node=log.node_of(line), local_rank=line.local), log.tail(own))
+    return None
+
+
+__all__ = ["LastResort", "last_resort"]

@@ -1,0 +1,200 @@
+"""Which rank failed by which evidence: what ended processes, matched with what a log states on their ends (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from ftslurm.report.facts import RankError
+from ftslurm.report.logs.attempt_log import AttemptLog
+from ftslurm.report.logs.end import End
+from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
+from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, is_cascade, of_end, with_end, with_first, with_quote
+from ftslurm.report.logs.reasons import Reason
+from ftslurm.report.logs.tracebacks import Raised
+
+
+class Matcher:
+    """Matches evidence with the ends of ranks.
+
+    Attributes:
+        errors: the failures, by rank; unknown ranks have negative numbers.
+        tails: the ends of their output, as text, by the same numbers.
+    """
+
+    def __init__(self, log: AttemptLog) -> None:
+        self._log = log
+        self.errors: dict[int, RankError] = {}
+        self.tails: dict[int, str] = {}
+
+    def match(self, found: Sequence[Found]) -> None:
+        """Match the evidence, in its order, with the ends of ranks."""
+        codes = {end.code for end in self._log.ends.processes if not end.stopped and end.by != "script"} - {None, 0, 1}
+        strong = [each for each in found if is_strong(each.thing) or code_of(each.thing) in codes]
+        for each in strong:
+            if each.rank is not None and (
+                each.rank not in self.errors or self._is_better(each, self.errors[each.rank])
+            ):
+                self.errors[each.rank], self.tails[each.rank] = error_of(self._log, each.thing, each.rank), each.tail
+        open_ends = self._open_ends()
+        unnamed = [each for each in strong if each.rank is None]
+        self._match_unnamed(unnamed, open_ends)
+        if not self.errors:
+            self._match_weak([each for each in found if each not in strong])
+        if not self.errors:
+            self._bare()
+
+    def _is_better(self, each: Found, known: RankError) -> bool:
+        """Whether a later reason of a rank replaces the known one: a rank that fails again had caught the first."""
+        return known.kind == "exception" and not self._follows(each)
+
+    def _open_ends(self) -> dict[int, End]:
+        """Return the ends of ranks without a reason yet; those with one get their exit codes."""
+        found: dict[int, End] = {}
+        for end in self._log.ends.processes:
+            if end.stopped or end.code == 0:
+                continue
+            for rank in self._log.ranks_of(end):
+                known = self.errors.get(rank)
+                if known is None:
+                    if rank not in found or (end.by == "table" and found[rank].by != "table"):
+                        found[rank] = end
+                    continue
+                self.errors[rank] = with_end(known, end)
+        return found
+
+    def _match_unnamed(self, unnamed: list[Found], ends: dict[int, End]) -> None:
+        """Give the reasons of unknown ranks to the ranks that ended so, where that is certain."""
+        unnamed = [each for each in unnamed if not self._is_of_aborted(each)]
+        in_table = {rank: end for rank, end in ends.items() if end.raised is not None}
+        for rank, end in in_table.items():
+            assert end.raised is not None
+            self.errors[rank] = with_end(error_of(self._log, end.raised, rank, end.node), end)
+            self.tails[rank] = ""
+        rest = {rank: end for rank, end in ends.items() if rank not in in_table}
+        self._match_steps(unnamed, rest)
+        primary = [each for each in unnamed if not self._follows(each)]
+        # The only exception of all is that of the only end, whatever it follows from.
+        sole = len(unnamed) == 1 and len(rest) == 1 and not (self._others_stopped() and not primary)
+        exits = [each for each in (unnamed if sole else primary) if kind_of(each.thing) != "signal"]
+        self._match_signals(unnamed, rest)
+        by_exit = {rank: end for rank, end in rest.items() if end.signal is None}
+        alike = {headline_of(each.thing) for each in exits}
+        others = [each for each in unnamed if kind_of(each.thing) != "signal"]
+        # With tracebacks of others between them, the rank whose end was noticed first may be one of the others.
+        alone = len(others) == len(exits)
+        if by_exit and len(alike) == 1 and alone and (len(by_exit) == 1 or len(exits) >= len(by_exit)):
+            for rank, end in by_exit.items():
+                self._give(exits[0], rank, end)
+            unnamed = [each for each in unnamed if each not in exits]
+        else:
+            # An exception that nothing catches gives exit code 1.
+            for rank, end in by_exit.items():
+                if end.code != 1 or not others or (len(by_exit) == 1 and not exits):
+                    self.errors[rank], self.tails[rank] = of_end(end, rank), self._log.tail_of(rank)
+        # Where several ranks have an exit code and the reason is of one of them, it stays "some rank".
+        for i, each in enumerate(unnamed[:32]):
+            end_ = self._log.end_after(last_line_of(each.thing), None)
+            error = error_of(self._log, each.thing, UNKNOWN - i, self._log.sole_node(end_))
+            self.errors[UNKNOWN - i] = with_quote(error, end_)
+            if len(by_exit) == 1 and isinstance(each.thing, Raised):
+                self.errors[UNKNOWN - i] = with_first(self.errors[UNKNOWN - i], next(iter(by_exit)))
+            self.tails[UNKNOWN - i] = each.tail
+
+    def _is_of_aborted(self, each: Found) -> bool:
+        """Give an exception to the only rank whose watchdog aborted it with the same text; return whether it did."""
+        if not isinstance(each.thing, Raised):
+            return False
+        text = each.thing.exception.message.split("\n", 1)[0].strip()
+        same = [rank for rank, error in self.errors.items() if error.signal == "SIGABRT" and text in error.message]
+        if len(same) != 1 or not text:
+            return False
+        rank = same[0]
+        self.errors[rank] = error_of(self._log, each.thing, rank, self.errors[rank].node)
+        self.tails[rank] = each.tail
+        return True
+
+    def _others_stopped(self) -> bool:
+        """Whether the log begins within a traceback, and torchrun stopped ranks: what follows may be one of these's."""
+        cut = self._log.lines[0].text.startswith("  ")
+        return cut and any(end.by == "table" and end.stopped for end in self._log.ends.processes)
+
+    def _match_steps(self, unnamed: list[Found], ends: dict[int, End]) -> None:
+        """Give the only reason between two ends to the ranks that ended with its exit code: steps follow each other.
+
+        A program that could not start prints its reason once or for each rank, which end alike.
+        """
+        previous = -1
+        for number in self._last_of_neighbours({end.number for end in ends.values()}):
+            here = {rank: end for rank, end in ends.items() if previous < end.number <= number and end.code is not None}
+            near = [each for each in unnamed if previous < each.number < number]
+            codes = {end.code for end in here.values()}
+            start = len(codes) == 1 and bool(near)
+            start = start and all(isinstance(each.thing, Reason) and each.thing.code in codes for each in near)
+            if here and start and len({headline_of(each.thing) for each in near}) == 1:
+                for rank, end in here.items():
+                    self._give(near[0], rank, end)
+                    del ends[rank]
+                for each in near:
+                    unnamed.remove(each)
+            previous = number
+        # All tasks end with the code of a container's runtime or of srun.
+        started = [each for each in unnamed if isinstance(each.thing, Reason) and each.thing.kind == "spawn"]
+        codes = {end.code for end in ends.values()}
+        alike = len({headline_of(each.thing) for each in started}) == 1 and len(codes) == 1
+        if alike and len(started) == len(unnamed) and not codes & {None, 0, 1}:
+            for rank, end in list(ends.items()):
+                self._give(started[0], rank, end)
+                del ends[rank]
+            unnamed.clear()
+
+    def _last_of_neighbours(self, numbers: Collection[int]) -> list[int]:
+        """Return of each group of lines without output between them the last one."""
+        ordered = sorted(numbers)
+        last = [a for a, b in pairwise(ordered) if self._log.between(a, b) > 0]
+        return [*last, *ordered[-1:]]
+
+    def _match_signals(self, unnamed: list[Found], ends: dict[int, End]) -> None:
+        """Report the ends by signals; a crash in the log is that of the only end by its signal."""
+        for rank, end in ends.items():
+            if end.signal is None:
+                continue
+            crash = [each for each in unnamed if signal_of(each.thing) == end.signal]
+            if crash and sum(end.signal == other.signal for other in ends.values()) == 1:
+                self._give(crash[0], rank, end)
+                unnamed.remove(crash[0])
+            else:
+                self.errors[rank], self.tails[rank] = of_end(end, rank), self._log.tail_of(rank)
+
+    def _give(self, each: Found, rank: int, end: End) -> None:
+        """Take the evidence for the end of a rank."""
+        self.errors[rank] = with_end(error_of(self._log, each.thing, rank, end.node), end)
+        # With its own lines, where only some have its label.
+        self.tails[rank] = "\n".join(part for part in (self._log.tail(self._log.lines_of(rank)), each.tail) if part)
+
+    def _match_weak(self, weak: Sequence[Found]) -> None:
+        """Take a weak reason if there is no other one: the last line, or the code of an end agrees."""
+        codes = {end.code for end in self._log.ends.processes if not end.stopped}
+        for each in reversed(weak):
+            assert isinstance(each.thing, Reason)
+            if each.thing.final or each.thing.code in codes:
+                rank = UNKNOWN if each.rank is None else each.rank
+                self.errors[rank], self.tails[rank] = error_of(self._log, each.thing, rank), each.tail
+                return
+
+    def _bare(self) -> None:
+        """Report an end without a reason, of an unknown rank."""
+        for end in self._log.ends.processes:
+            if not end.stopped and end.code != 0 and not self._log.ranks_of(end) and not was_survived(self._log, end):
+                self.errors[UNKNOWN] = of_end(end, UNKNOWN)
+                self.tails[UNKNOWN] = self._log.tail([line for line in self._log.lines if line.number <= end.number])
+                return
+
+    def _follows(self, each: Found) -> bool:
+        """Whether its cause is a consequence of another rank's end."""
+        return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def was_survived(log: AttemptLog, end: End) -> bool:
+    """Return whether output follows a shell's word on a signal to a process that it does not name."""
+    return end.by == "shell" and end.pid is None and log.between(end.number, log.lines[-1].number + 1) > 0

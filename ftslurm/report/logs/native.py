@@ -1,0 +1,68 @@
+"""Ends of processes that native libraries state: handlers of fatal signals, UCX's assertions, MPI's aborts (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ftslurm.report.logs.end import signal_name
+
+STACK = 12
+"""Lines of MPI's error stack that are read."""
+# Of UCX and MXM, Open MPI, glog and abseil.
+_CRASH = re.compile(
+    r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){0,3}\] +Caught signal (?P<number>\d{1,2}) \("
+    r"|\[(?P<host>[\w.-]{1,80}):\d+\] Signal: [A-Za-z ]{3,40} \((?P<code>\d{1,2})\)"
+    r"|\*\*\* (?P<name>SIG(?:SEGV|ABRT|BUS|FPE|ILL|TERM)) .{0,120}received by PID \d+"
+)
+_UCX = re.compile(
+    r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){1,3}\] +(?P<text>\S+\.\w+:\d+ +(?:Assertion `|Fatal: ).{1,300})"
+)
+# Of MPICH and what is built on it.
+_MPI = re.compile(
+    r"(?:MPICH ERROR \[Rank \d+\] .{0,120}\[(?P<node>[\w.-]{1,80})\] - )?Abort\(\d+\)(?: on node \d+)? "
+    r"\(rank (?P<rank>\d{1,6}) in comm 0\): (?P<text>Fatal error in .{1,200})"
+)
+_MPI_STACK = re.compile(r"\w{3,60}\(\d+\)\.*: ?(?P<text>.*)")
+
+
+class Native(NamedTuple):
+    """The end of a process by a native library.
+
+    Attributes:
+        text: the reason, in one line.
+        signal: its name; None: the library ended the process by an exit code.
+        node, rank: as far as stated.
+    """
+
+    text: str
+    signal: str | None = None
+    node: str | None = None
+    rank: int | None = None
+
+
+def native_end(lines: Sequence[str]) -> Native | None:
+    """Return the end that the first of these lines states; None: none.
+
+    Args:
+        lines: the line, and those after it, of which an error stack is read.
+    """
+    line = lines[0]
+    crash = _CRASH.search(line)
+    if crash is not None:
+        name = crash["name"] or signal_name(int(crash["number"] or crash["code"]))
+        return Native(line[:300], name, crash["node"] or crash["host"])
+    ucx = _UCX.search(line)
+    if ucx is not None:
+        return Native(ucx["text"], "SIGABRT", ucx["node"])
+    mpi = _MPI.search(line)
+    if mpi is None:
+        return None
+    stack = [found["text"] for each in lines[1:STACK] if (found := _MPI_STACK.match(each)) is not None]
+    inner = next((text for text in reversed(stack) if text.strip()), "")
+    text = mpi["text"].partition(", error stack")[0]
+    return Native(f"{text}: {inner}"[:400] if inner else text, None, mpi["node"], int(mpi["rank"]))
+
+
+__all__ = ["STACK", "Native", "native_end"]

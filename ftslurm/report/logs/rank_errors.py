@@ -1,0 +1,151 @@
+"""The records of failures that a log's lines are evidence of, as a rank's error record would be (pure)."""
+
+from __future__ import annotations
+
+import re
+
+from ftslurm.dataclasses import replace
+from ftslurm.failures.causes import classify
+from ftslurm.failures.reason import CUT, reason
+from ftslurm.failures.traceback_text import open_frames
+from ftslurm.records.error import ExceptionRecord, HostResources, OomKills
+from ftslurm.report.facts import RankError
+from ftslurm.report.failed_worker import evidence_of, failed_worker_of
+from ftslurm.report.logs.attempt_log import AttemptLog
+from ftslurm.report.logs.end import End, nodes_of
+from ftslurm.report.logs.evidence import Evidence
+from ftslurm.report.logs.tracebacks import Crash, Raised
+
+UNKNOWN = -1
+"""The first of the numbers of unknown ranks: each has its own negative one."""
+XIDS = 4
+# Slurm measures a step's memory and kills it by itself: the kernel and its counters have no part in it.
+_BY_SLURM = re.compile(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit")
+_OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
+
+
+def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = None) -> RankError:
+    """Return the record of a rank's failure by that evidence; `node` where the end of a process states it."""
+    if isinstance(thing, Raised):
+        error = record(rank, "exception", thing.headline, thing.begin)
+        exception = _with_cut_off(reason(thing.exception))
+        if _OF_DEVICE.search(thing.headline):
+            # The kernel's word on the device decides what the error of the driver only guesses.
+            xids = tuple(each.text for each in log.ends.kernel if each.kind == "xid")[:XIDS]
+            exception = replace(exception, notes=(*exception.notes, *xids))
+        error = replace(error, exception=exception, traceback=thing.traceback)
+        if exception.type == "ModuleNotFoundError":
+            error = replace(error, quotes=tuple(log.environment(thing.begin)))
+    elif isinstance(thing, Crash):
+        error = replace(record(rank, "signal", thing.signal, thing.begin), signal=thing.signal, stacks=thing.stacks)
+    else:
+        error = record(rank, thing.kind, thing.message, thing.number)
+        error = replace(error, exit_code=thing.code, signal=thing.signal)
+        if "of the batch script)" in thing.message:
+            error = replace(error, quotes=tuple(log.environment(thing.number)))
+    node = node or log.node_of(thing.line)
+    return replace(error, node=node, local_rank=thing.line.local)
+
+
+def _with_cut_off(exception: ExceptionRecord) -> ExceptionRecord:
+    """Return an exception whose message ends within another process's traceback, with the frames of that."""
+    lines = exception.message.split("\n")
+    first, frames = open_frames(lines) if len(lines) > 1 else (0, ())
+    if not frames:
+        return exception
+    introduction = " ".join(line.strip() for line in lines[:first] if line.strip()).strip("- :")
+    return replace(exception, message=f"{introduction} ({CUT})".strip(), frames=frames)
+
+
+def of_end(end: End, rank: int) -> RankError:
+    """Return the record of an end without a reason."""
+    if end.signal is not None:
+        error = replace(record(rank, "signal", end.signal, end.number), signal=end.signal)
+    elif end.code is None:
+        error = record(rank, "exit", "failed; its exit code is not in the log", end.number)
+    else:
+        error = replace(record(rank, "exit", f"exit code {end.code}", end.number), exit_code=end.code)
+    return with_end(error, end)
+
+
+def with_end(error: RankError, end: End) -> RankError:
+    """Return the record with what an end states."""
+    code = end.code if end.code is not None and error.kind != "signal" else error.exit_code
+    sole = nodes_of(end.node)
+    node = sole[0] if len(sole) == 1 else error.node
+    local = end.local if end.local is not None else error.local_rank
+    pid = end.pid if end.pid is not None else error.pid
+    return with_quote(replace(error, exit_code=code, node=node, host=node, local_rank=local, pid=pid), end)
+
+
+def with_quote(error: RankError, end: End | None) -> RankError:
+    """Return the record with the line that states the end."""
+    if end is None or end.by in ("table", "torchrun") or len(error.quotes) > 1:
+        return error
+    return replace(error, quotes=(*error.quotes, end.text.strip()[:300]))
+
+
+def with_first(error: RankError, rank: int) -> RankError:
+    """Return the record of an unknown rank with the rank whose end was noticed first."""
+    text = f"the end of rank {rank} was noticed first; which rank has this traceback is not known"
+    return replace(error, quotes=(*error.quotes, text))
+
+
+def oom_error(log: AttemptLog) -> RankError:
+    """Return the record of a rank that was killed for memory: the only one that srun states to be killed, or any."""
+    number = min([*log.ends.oom, *(end.number for end in log.ends.processes if end.oom)])
+    text = next((line.text for line in log.lines if line.number == number), "")
+    killed = [end for end in log.ends.processes if end.by == "srun" and end.signal == "SIGKILL"]
+    ranks = log.ranks_of(killed[0]) if len(killed) == 1 else []
+    error = record(ranks[0] if len(ranks) == 1 else UNKNOWN, "signal", "SIGKILL", number)
+    error = replace(error, signal="SIGKILL", quotes=(text.strip()[:300],))
+    error = with_end(error, killed[0]) if len(killed) == 1 else error
+    return replace(error, message=text.strip()[:300]) if _BY_SLURM.search(text) is not None else error
+
+
+def with_memory(log: AttemptLog, error: RankError) -> RankError:
+    """Return the error with the kernel's statement on memory."""
+    kills = [each for each in log.ends.kernel if each.kind in ("cgroup", "host")]
+    killed = error.signal == "SIGKILL" or error.exit_code == 137 or "killed by signal: Killed" in error.message
+    if not kills or not killed or error.host_resources is not None:
+        return error
+    at_limit = any(each.kind == "cgroup" for each in kills)
+    total = None if at_limit else 100
+    oom = OomKills(len(kills), len(kills), source="the kernel's line in the log", at_limit=at_limit)
+    resources = HostResources(oom=oom, memory_total=total, least_available=None if at_limit else 0)
+    return replace(error, host_resources=resources, quotes=(*error.quotes, kills[0].text[:300]))
+
+
+def is_cascade(error: RankError) -> bool:
+    """Return whether a failure's cause is a consequence of another rank's end."""
+    worker = failed_worker_of(error.rank, None, error, None, "")
+    return classify(evidence_of(worker, "")).cascade
+
+
+def has_waited(error: RankError) -> bool:
+    """Return whether a rank's time for a collective was over."""
+    worker = failed_worker_of(error.rank, None, error, None, "")
+    return classify(evidence_of(worker, "")).name in ("collective-timeout", "nccl-timeout", "late-rank")
+
+
+def record(rank: int, kind: str, message: str, order: int) -> RankError:
+    """Return a record with no more than the kind of an end, its description and the number of its line."""
+    return RankError(
+        rank=rank,
+        node=None,
+        host=None,
+        local_rank=None,
+        time_ns=None,
+        kind=kind,
+        exit_code=None,
+        signal=None,
+        step=None,
+        pid=None,
+        argv=(),
+        message=message,
+        traceback=None,
+        exception=None,
+        stacks=None,
+        whole=False,
+        order=order,
+    )
