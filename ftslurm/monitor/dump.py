@@ -15,9 +15,9 @@ from ftslurm.monitor.dump_signal import DUMP_SIGNAL, FIRST_FD, NAME
 from ftslurm.monitor.stacks_file import Stacks
 from ftslurm.text import duration
 
-STABLE_S, OFF_CORE_S, RAN_S = 0.03, 0.5, 0.02
-"""Time without a further line after which a dump is complete: of a process that sleeps; of one that may wait for a
-core; and of that one in time on a core."""
+STABLE_S, QUIET_S, RAN_S = 0.03, 0.5, 0.02
+"""Time without a further line after which a dump is complete: of a process that sleeps; of any other one; and of one
+that runs or waits for a core, in time on a core."""
 AGAIN_AT = (0.15, 0.4, 0.7)  # parts of the time-out after which another thread gets the signal
 HEAD_LIMIT, TAIL_LIMIT = 32 * 1024, 96 * 1024
 
@@ -180,18 +180,24 @@ class Dump:
 
     def _complete(self, now_s: float) -> bool:
         quiet_s = now_s - self._changed_s
-        if _LAST.search(os.pread(self._fd, 1024, max(self._base, self._size - 1024))):
+        end = os.pread(self._fd, 1024, max(self._base, self._size - 1024))
+        if _LAST.search(end):
             return True
         if quiet_s < STABLE_S:
             return False
-        state = process_state.status(self._process)
-        if state is not None and process_state.letter(state) in "Tt":
-            self._changed_s = now_s  # py-spy, which reads the native frames, stops it: it writes on afterwards
+        state, ran_s = process_state.status(self._process), _ran_s(self._process)
+        if os.fstat(self._fd).st_size != self._size:
+            return False  # it has written since: its state says nothing about the text read before
+        letter = process_state.letter(state or {})
+        if letter in ("T", "t"):
+            self._changed_s = now_s  # a debugger that stops it for a moment: it writes on afterwards
             return False
-        if state is None or process_state.letter(state) == "S" or quiet_s >= OFF_CORE_S:
-            return True
-        # Where many processes share few cores, one that still writes may be off its core for long.
-        return _ran_s(self._process) - self._ran_s >= RAN_S
+        if letter == "S" and end.endswith(b"\n"):
+            return True  # in the middle of a line, it waits for its file
+        if letter == "R" and ran_s:
+            # Where many processes share few cores, one that still writes may be off its core for long.
+            return ran_s - self._ran_s >= RAN_S
+        return state is None or quiet_s >= QUIET_S
 
     def _no_answer_reason(self) -> str | None:
         late = f"no answer within {duration(self._timeout_s)}"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from worker_process import WorkerProcess
 
 from ftslurm.kernel import descendants
-from ftslurm.monitor import stacks
+from ftslurm.monitor import process_state, stacks
 from ftslurm.monitor.stacks import DUMP_SIGNAL, Collector, Stacks, Target
 
 SLEEP = (
@@ -219,6 +220,81 @@ def test_a_rank_that_gives_no_answer_costs_the_time_out_and_no_more(ranks: Ranks
     assert dict(found[0].facts)["syscall"]
     assert 0.5 <= took_s < 1
     assert all(process.poll() is None for process in ranks.processes)
+
+
+HALVES = """
+import os, signal, time
+fd = os.dup2(os.open(os.environ["HANG_FILE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 200)
+def writes_in_two_parts(*_):
+    os.write(fd, b'Current thread 0x1 (most recent call first):\\n  File "a.py", line 5 in first{cut}')
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os.write(fd, b'{rest}  File "a.py", line 9 in second\\n')
+signal.signal({signal}, writes_in_two_parts)
+open('ready', 'w')
+while True:
+    time.sleep(600)
+"""
+
+
+class Halves:
+    """A program that is stopped in the middle of its stacks, and writes the rest when it is continued."""
+
+    def __init__(self, place: Path, cut: str, rest: str) -> None:
+        self.file = place / "hang.txt"
+        source = HALVES.format(signal=int(DUMP_SIGNAL), cut=cut, rest=rest)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source], cwd=place, env={**os.environ, "HANG_FILE": str(self.file)}
+        )
+        until(lambda: (place / "ready").exists())
+        self.target = Target(0, self.process.pid, os.pidfd_open(self.process.pid), str(place))
+
+    def letter(self) -> str:
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    def go_on(self) -> None:
+        """Continue the program, and wait until it has written the rest and sleeps again."""
+        until(lambda: self.letter() == "T")
+        self.process.send_signal(signal.SIGCONT)
+        until(lambda: "in second" in self.file.read_text() and self.letter() == "S")
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.fixture(params=[("\\\\n", ""), ("", "\\\\n")], ids=["after a line", "in a line"])
+def halves(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Halves]:
+    halves = Halves(tmp_path, *request.param)
+    yield halves
+    halves.process.kill()
+    halves.process.wait()
+    os.close(halves.target.pidfd)
+
+
+def test_a_process_that_a_debugger_stops_as_it_writes_is_waited_for(halves: Halves) -> None:
+    continued = threading.Timer(0.5, halves.go_on)
+    found, _ = collect([halves.target], timeout_s=5, meanwhile=continued.start)
+    continued.join()
+    assert "in second" in found[0].text, found[0]
+
+
+def test_the_rest_that_a_process_writes_while_its_state_is_read_is_not_left_out(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, real = iter(range(1000)), process_state.status
+
+    def status(process: str) -> dict[str, str] | None:
+        # The collector loses its core to the process in this very moment.
+        if next(asked) == 1:
+            halves.go_on()
+        return real(process)
+
+    monkeypatch.setattr(process_state, "status", status)
+    found, _ = collect([halves.target], timeout_s=5)
+    assert "in second" in found[0].text, found[0]
 
 
 VFORK = """
