@@ -180,7 +180,9 @@ class Dump:
 
     def _complete(self, now_s: float) -> bool:
         quiet_s = now_s - self._changed_s
-        end = os.pread(self._fd, 1024, max(self._base, self._size - 1024))
+        # No byte behind the size: the text ends there, and the process may have written on since.
+        start = max(self._base, self._size - 1024)
+        end = os.pread(self._fd, self._size - start, start)
         if _LAST.search(end):
             return True
         if quiet_s < STABLE_S:
