@@ -22,7 +22,7 @@ from ftslurm.failures.catalogue import (
     Cause,
 )
 from ftslurm.failures.evidence import CONTEXT, HANDLED, MEMBER, Evidence
-from ftslurm.failures.message_line import last_error, message_line, refusal, source_line, whole_line
+from ftslurm.failures.message_line import last_error, message_line, refusal, source_line, whole_line, without_choices
 from ftslurm.failures.nccl_timeout import timeout_of
 from ftslurm.failures.reason import is_code
 from ftslurm.records.error import HostResources, OomKills, Space
@@ -210,7 +210,7 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if cause.name in ("missing-script", "missing-program", "batch-script", "line-ends"):
         return evidence.message
     if cause.name == "wrong-usage":
-        return f"{cause.title}: {evidence.message} (exit code {evidence.exit_code})"
+        return f"{cause.title}: {without_choices(evidence.message)} (exit code {evidence.exit_code})"
     if cause.name.startswith("shell-"):
         return f"{cause.title} (exit code {evidence.exit_code})"
     return f"exit code {evidence.exit_code}"

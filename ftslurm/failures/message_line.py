@@ -153,9 +153,10 @@ def source_line(frames: Sequence[Frame]) -> str:
     return (chosen.source or "").strip()
 
 
-__all__ = ["last_error", "message_line", "source_line", "whole_line"]
+__all__ = ["last_error", "message_line", "refusal", "source_line", "whole_line", "without_choices"]
 
 
+_CHOICES = re.compile(r" \(choose from .{80,}\)$")
 _REFUSAL = re.compile(r"(?:\A|: )[Ee]rror: (\S.*)")
 
 
@@ -163,4 +164,9 @@ def refusal(stderr: str) -> str:
     """Return why a parser of command lines rejected its arguments, by the end of stderr; empty if that has no line."""
     lines = [line.strip() for line in stderr.splitlines()[-12:]]
     found = next((match for match in map(_REFUSAL.search, reversed(lines)) if match), None)
-    return cut_middle(found[1], _REFUSAL_LIMIT) if found is not None else ""
+    return cut_middle(without_choices(found[1]), _REFUSAL_LIMIT) if found is not None else ""
+
+
+def without_choices(refused: str) -> str:
+    """Return argparse's message without a long list of allowed values, which would hide the refused one."""
+    return _CHOICES.sub("", refused)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.own_code import is_library
@@ -28,6 +29,7 @@ _CLEANUP = re.compile(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|fina
 _CODE = re.compile(r"-?\d*")
 _CAUGHT = re.compile(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
 """Of torch's ExceptionWrapper: it repeats the type, and adds the place of the other process or thread."""
+_SPAWNED = re.compile(r"ProcessRaisedException: Process (\d+) terminated with the following error$")
 _RUNTIME_WORDS = re.compile(
     r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::|The (client|server) socket has"
 )
@@ -84,6 +86,27 @@ def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
     return replace(called, raised_again=f"its cleanup raised {_one_line(exception)}")
 
 
+def before_collective(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return the failure of a rank whose handler or cleanup then called a collective, which failed; None: no such.
+
+    Only where no other rank has a reason of its own: a handler may also have gone on in spite of what it caught.
+    """
+    caught, frames = exception.context, exception.frames
+    if caught is None or exception.cause is not None or not caught.frames or not frames:
+        return None
+    if not _of_runtime(exception) or _of_runtime(caught) or caught.type in ("StopIteration", EXIT):
+        return None
+    catcher = (caught.frames[0].file, caught.frames[0].function)
+    called = next((inner for frame, inner in pairwise(frames) if (frame.file, frame.function) == catcher), None)
+    if called is None or not ("/torch/distributed/" in called.file or _CLEANUP.fullmatch(called.function)):
+        return None
+    return replace(_with_callers(caught, exception), raised_again=f"then {_one_line(exception)}")
+
+
+def _of_runtime(exception: ExceptionRecord) -> bool:
+    return by_distributed(exception.type, exception.module, exception.message, exception.inner_file)
+
+
 def _with_callers(inner: ExceptionRecord, outer: ExceptionRecord) -> ExceptionRecord:
     """Return an exception with all its frames: the traceback of a caught one begins where it was caught."""
     if not inner.frames:
@@ -102,6 +125,9 @@ def _again(outer: ExceptionRecord, inner: ExceptionRecord) -> str:
     text = _one_line(outer)
     if outer.type == "BackendCompilerFailed":
         return ""  # "backend='inductor' raised"
+    spawned = _SPAWNED.match(text)
+    if spawned is not None:
+        return f"in process {spawned[1]}"
     caught = _CAUGHT.fullmatch(text)
     if caught is not None and caught["type"] == inner.type:
         return caught["where"]
@@ -122,7 +148,7 @@ def _in_exit(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
     if not masked.frames:
         return False
     passed = masked.frames[0]
-    for frame, inner in zip(exception.frames, exception.frames[1:], strict=False):
+    for frame, inner in pairwise(exception.frames):
         if (frame.file, frame.function) == (passed.file, passed.function):
             return _CLEANUP.fullmatch(inner.function) is not None
     return False

@@ -168,6 +168,14 @@ def last_line(text: str) -> str:
     return ""
 
 
+def line_before(text: str, exception: str) -> str:
+    """Return the last line above the traceback of an exception of that type; empty if it reports no trouble."""
+    lines = output_lines(text)
+    own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
+    line = last_line("\n".join(lines[: own.first])) if own is not None else ""
+    return "" if _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line) else line
+
+
 def dead_threads(text: str) -> list[Witness]:
     """Return the threads that an exception ended, in their order: a rank that waits for one hangs."""
     lines = output_lines(text)

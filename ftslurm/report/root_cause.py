@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures.causes import ROWS
+from ftslurm.failures.reason import before_collective
 from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.report.facts import (
     Attempt,
@@ -145,6 +146,9 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
                 group.append(Follower(*found))
                 continue
         judged[own.rank] = _judge(snapshot, files, state, own, examples, healthy)
+    if all(failed.cause.cascade for failed in judged.values()):
+        before = [_before_collective(own) for own in failures if own.rank in judged]
+        judged |= {own.rank: _judge(snapshot, files, state, own, examples, healthy) for own in before if own}
     ordered = sorted(judged.values(), key=lambda failed: _order(clocks, files.number, failed))
     return Failures(_recorded_first(snapshot, clocks, files.number, ordered), following)
 
@@ -182,6 +186,17 @@ def _judge(
     error = None if isinstance(record, RecordSummary) else record
     worker = failed_worker_of(own.rank, observed, error, own.failure, state)
     return judge(worker, files.tails.get(own.rank, ()), snapshot.causes, healthy)
+
+
+def _before_collective(own: OwnFailure) -> OwnFailure | None:
+    """Return a failure with the exception that its rank handled when its collective failed; None: there is none."""
+    if not isinstance(own.record, RankError) or own.record.exception is None:
+        return None
+    exception = before_collective(own.record.exception)
+    if exception is None:
+        return None
+    message = f"{exception.type}: {exception.message}"
+    return own._replace(record=replace(own.record, exception=exception, message=message))
 
 
 def _cascade(

@@ -22,6 +22,7 @@ _OF_CHILD = re.compile(
     r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )
+_PLAIN = re.compile(r"(?:returned non-zero exit status \d+|died with <Signals.\w+: \d+>)\.\Z")
 _COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
 _COMPILER_ERROR = re.compile(r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$")
 _COMPILER = re.compile(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
@@ -172,7 +173,7 @@ def _of_launcher(exception: ExceptionRecord, stderr: str) -> OutputEvidence | No
 
 def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return why a child process failed: from what the exception has of its output, else from the rank's own."""
-    from ftslurm.failures.stderr_witness import LOGGED, Witness, output_lines, witness
+    from ftslurm.failures.stderr_witness import LOGGED, Witness, line_before, output_lines, witness
 
     found = _of_compiler(exception.output or exception.message)
     if found is None:
@@ -184,6 +185,9 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
         found = _of_compiler(stderr)
     if found is None:
         found = witness(stderr, before=exception.type) or _of_tool(exception.message, stderr)
+    if found is None and _PLAIN.search(exception.message) and (line := line_before(stderr, exception.type)):
+        text = cut_middle(line, _CHILD_LIMIT)
+        return OutputEvidence(Witness(LOGGED, text), "the line before it", None, of_child=True)
     if found is None or found.text.endswith(":"):
         # What only introduces a reason says none.
         return None

@@ -396,6 +396,44 @@ TEXTS["refused arguments, then another step"] = (
     + TB,
     "ranks 0-3 on n1: the script refused its arguments: train.py: error: unrecognized arguments: --foo (exit code 2)",
 )
+TEXTS["a long list of allowed values"] = (
+    "usage: train.py [-h]\ntrain.py: error: argument --arch: invalid choice: 'resnet51' (choose from "
+    + ", ".join(f"'resnet{n}'" for n in range(18, 40))
+    + ")\nsrun: error: n1: tasks 0-3: Exited with exit code 2\n",
+    "train.py: error: argument --arch: invalid choice: 'resnet51' (exit code 2)",
+)
+MASKED = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "/r/train.py", line 10, in <module>
+[rank1]:     step(i)
+[rank1]:   File "/r/train.py", line 6, in step
+[rank1]:     raise ValueError(f"bad batch {i}")
+[rank1]: ValueError: bad batch 3
+
+[rank1]: During handling of the above exception, another exception occurred:
+
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/r/train.py", line 12, in <module>
+[rank1]:     dist.barrier()
+[rank1]:   File "/v/torch/distributed/distributed_c10d.py", line 5356, in barrier
+[rank1]:     work.wait()
+[rank1]: RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete
+"""
+WAITED = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/r/train.py", line 7, in step
+[rank0]:     dist.all_reduce(x)
+[rank0]:   File "/v/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+[rank0]:     work.wait()
+[rank0]: RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete
+"""
+TEXTS["a failure whose handler waits for the others"] = (
+    MASKED + WAITED,
+    "rank 1: ValueError: bad batch 3 (then RuntimeError: Timed out waiting 4000ms for recv operation to complete)"
+    " at /r/train.py:6 in step",
+)
+TEXTS["a handler that waits for a rank that failed"] = (
+    MASKED + WAITED + TB.replace("ValueError: bad batch 42", "OSError: [Errno 5] Input/output error"),
+    "some rank: OSError: [Errno 5] Input/output error",
+)
 TEXTS["a launcher that is interrupted"] = (
     steps(3)
     + "^CW1121 10:00:00.000 77 torch/distributed/elastic/agent/server/api.py:704] Received Signals.SIGINT death signal, shutting down workers\n"

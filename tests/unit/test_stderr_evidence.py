@@ -121,6 +121,29 @@ def test_a_child_process_is_explained_by_what_the_exception_has_of_its_output_fi
     assert (found.found.text, found.of_child, found.exception) == ("no such shard", True, None)
 
 
+@pytest.mark.parametrize(
+    ("line", "quoted"),
+    [
+        ("shard 3: checksum mismatch", "shard 3: checksum mismatch"),
+        ("step 300 loss 2.5", None),
+        ("2026-03-01 09:00:00 starting the export", None),
+        ("/x/y.py:3: UserWarning: slow", None),
+        ("shard 3 is broken, skipping it", None),
+        ("", None),
+    ],
+)
+def test_a_child_process_without_a_recorded_output_is_explained_by_the_line_above_the_traceback(
+    line: str, quoted: str | None
+) -> None:
+    message = "Command '['convert']' returned non-zero exit status 4."
+    failed = ExceptionRecord("CalledProcessError", "subprocess", message)
+    header, frame = "Traceback (most recent call last):", '  File "/r/train.py", line 3, in <module>'
+    found = said(
+        "exception", f"{line}\n{header}\n{frame}\nsubprocess.CalledProcessError: {message}\n", exception=failed
+    )
+    assert (found.found.text if found is not None else None) == quoted
+
+
 def test_a_compiler_is_quoted_with_its_first_error() -> None:
     output = "fused.c: In function 'f':\nfused.c:3:9: error: expected ';' before '}' token\n    3 | x = 1\n      |  ~\n"
     message = "Command '['gcc']' returned non-zero exit status 1."
