@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from ftslurm.failures.nccl import warnings
 from ftslurm.text import cut_middle
 
 LIMIT = 200
@@ -42,6 +43,8 @@ def abort_message(tail: str) -> str:
         twice = _TWICE.fullmatch(name)  # of two processes that aborted at once
         name = twice[1] if twice is not None else name
         what = _NATIVE.sub("", (found["what"] or "").strip())
+        if "NCCL error in" in what and (own := warnings(tail)):
+            return _cut(f"{name}: NCCL error: {own[-1]}")
         return _cut(name if what in ("", name) else f"{name}: {what}")  # std::bad_alloc is its own message
     return _cut(next(text for text in map(found.__getitem__, _WHOLE) if text))
 

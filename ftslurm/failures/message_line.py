@@ -15,6 +15,18 @@ _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
 # Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
 _CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?\d[\d.:-]{15,30} +(?P<text>[^\n]{1,400})")
+_GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
+_ACTOR = re.compile(r"(?P<text>The actor is dead because [^.\n]{1,200}\.(?: Worker exit type: \w+)?)")  # of Ray
+# Of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL: the second one may be cut off.
+_FINGERPRINT = (
+    r"Rank (?P<rank{0}>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<number{0}>\d+), )?"
+    r"OpType=(?P<name{0}>\w+)(?:, TensorShape=(?P<shape{0}>\[[^\]]{{0,60}}\]))?"
+)
+_MISMATCH = re.compile(
+    rf"Detected mismatch between collectives on ranks?\. {_FINGERPRINT.format(1)}"
+    rf"(?:.{{0,2000}}?, but {_FINGERPRINT.format(2)})?",
+    re.DOTALL,
+)
 _BOILERPLATE = re.compile(r" Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\.")
 # Of subprocess.CalledProcessError.
 _CHILD = re.compile(
@@ -42,6 +54,8 @@ _SHORT = 120
 _INTRODUCES = (":", "(", "[", "{")
 _POSITION = re.compile(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
+_FEW = 3
+_DETAIL = re.compile(r"\s+\w[\w ]{0,30}: \S")
 _NO_TEXT = re.compile(r"Traceback \(most recent|File \"|Exception raised from|frame #\d|Last error")
 _NOTE = re.compile(
     r"For further information|For debugging consider|CUDA kernel errors might|Compile with `TORCH|Search for `cuda"
@@ -64,6 +78,8 @@ def message_line(message: str) -> str:
     memory = _GPU_MEMORY.match(text)
     if memory is not None:
         return memory[0].rstrip(" .;,")
+    if within := _within(text):
+        return within
     keys = state_dict_line(text)
     if keys:
         return keys
@@ -93,6 +109,28 @@ def message_line(message: str) -> str:
     return first
 
 
+def _within(text: str) -> str:
+    """Return the reason from the middle of a long message of a runtime; empty: it is none of these."""
+    gaudi = _GAUDI.search(text)
+    actor = _ACTOR.search(text)
+    found = gaudi or actor
+    return found["text"] if found is not None else _mismatch(text)
+
+
+def _mismatch(text: str) -> str:
+    """Return what each of two ranks called, of the message on collectives that do not match; empty: it is none."""
+    found = _MISMATCH.search(text)
+    if found is None:
+        return ""
+    calls: list[str] = []
+    for i in (1, 2):
+        if found[f"rank{i}"]:
+            number, shape = found[f"number{i}"], found[f"shape{i}"]
+            call = f"{found[f'name{i}']}{f' #{number}' if number else ''}{f' {shape}' if shape else ''}"
+            calls.append(f"rank {found[f'rank{i}']} calls {call}")
+    return ", but ".join(calls)
+
+
 def _launcher_line(text: str) -> str:
     """Return the line for a table of torch's launcher, which begins with a rule; empty: it is none."""
     table, root = _LAUNCHER.match(text), _ROOT.search(text)
@@ -111,12 +149,15 @@ def whole_line(message: str) -> str:
 
     Parsers and validators put the subject first, and what is wrong with it below.
     """
-    if "\n" not in message or len(message) > _WHOLE_LIMIT or _launcher_line(message.strip()):
+    if "\n" not in message or len(message) > _WHOLE_LIMIT or _launcher_line(message.strip()) or _within(message):
         return ""
     lines = message.strip().split("\n")
     if any(_NO_TEXT.match(line.strip()) for line in lines):
         return ""
     known = [line for line in lines if line.strip() and not _NOTE.match(line.strip())]
+    if known and not known[-1][:1].isspace():
+        # A list of details between the subject and what is wrong with it.
+        known = [line for line in known if not _DETAIL.match(line)] if len(known) > _FEW else known
     kept = [line.strip() for line in known]
     if not 2 <= len(kept) <= _WHOLE_LINES or kept[0].endswith(_INTRODUCES):
         return ""

@@ -28,6 +28,7 @@ def is_stuck(text: str) -> bool:
 
 _LATE = (
     re.compile(r"[Rr]anks? ([\d][\d, ]{0,2000}) failed to pass monitoredBarrier"),
+    re.compile(r"reached monitoredBarrier, but received errors while waiting for send/recv from rank (\d+)"),
     re.compile(r"retrieving ncclUniqueId from \[(\d+)\]"),
     re.compile(r"[Mm]issing ranks?:? \[?([\d][\d, ]{0,2000})"),
 )

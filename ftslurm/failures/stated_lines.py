@@ -39,6 +39,13 @@ _FATAL_WARN = (
     r"|.{0,40}Connect to \S+ failed|.{0,40}has already checked in|.{0,60}Failed to execute operation"
     r"|.{0,40}[Ii]nvalid (?:usage|argument)|.{0,40}[Mm]essage truncated"
 )
+# What NCCL warns of and goes on.
+_BENIGN_WARN = (
+    r"(?i:.{0,60}plugin|.{0,60}ignored|.{0,60}deprecated|MSCCL|Missing|.{0,40}iommu|.{0,40}hang"
+    r"|.{0,80}fall(?:ing)? ?back"
+    r"|.{0,60}could not find|.{0,60}unset|.{0,60}disabl|.{0,60}libibverbs|.{0,60}affinity|.{0,60}not supported"
+    r"|.{0,40}NUMA)"
+)
 _ORDERED = tuple(
     re.compile(pattern)
     for pattern in (
@@ -48,7 +55,7 @@ _ORDERED = tuple(
         r"(?:.{0,80}\W)?(?P<text>NVRM: Xid \([^)]{1,60}\): \d{1,3}\b.*)",
         r"(?:.{0,80}\W)?(?P<text>NVRM: .{0,80}(?:fallen off the bus|RmInitAdapter failed!).*)",
         r"(?P<text>(?:ERROR: )?Unexpected bus error encountered in worker\..*)",
-        r"(?P<text>\S{1,300}\.cu\w{0,4}:\d+: .{1,300}Assertion `.{1,300})",
+        r"(?:\S{0,300}/)?(?P<text>[^\s/]{1,100}\.cu\w{0,4}:\d+: .{1,300}Assertion `.{1,300})",
         r".{0,300}?(?P<text>Detected mismatch between collectives on ranks?\. Rank (?P<rank>\d+) .*)",
         r"(?P<text>Parameter indices which did not receive grad for rank (?P<rank>\d+): .*)",
         r".{0,120}\] ?(?P<text>Check failed: .{24,})",
@@ -63,8 +70,16 @@ _ORDERED = tuple(
         r"(?P<text>(?:[A-Z]\w{2,60})(?:Error|Exception)) {3,80}Traceback \(most recent call last\)",
         r"(?P<text>E[A-Z]\d{4}: .{0,80}(?:[Rr]eason|[Ee]rror|fail|[Tt]ime).*)",
         _NCCL.replace("{what}", _FATAL_WARN),
+        r".{0,80}?NCCL WARN (?P<text>Duplicate GPU detected : rank (?P<rank>\d+) .*)",
+        r"(?:.{0,600}\W)?(?P<text>Task /job:\S{1,100}/task:(?P<rank>\d+) heartbeat timeout\.? .{0,100}?(?=\.|$))",
+        r".{0,60}\[PG .{0,60}?Rank (?P<rank>\d+)\] .{0,60}?(?P<text>(?:ProcessGroupNCCL's )?watchdog got stuck for"
+        r" \d+ seconds).*",
+        r".{0,60}\[PG .{0,60}?Rank (?P<rank>\d+)\] (?P<text>Heartbeat monitor timed out!).*",
+        r".{0,200}?\W(?P<text>\S{1,120} \[missing ranks: ?(?P<rank>\d+)[\d, ]*\]).*",
         r"(?:.{0,80}\W)?(?P<text>HTTP Error (?:429|50\d) thrown while requesting .*)",
         r" *\"message\": \"(?P<text>\w{1,80}(?:Error|Exception|Exit)\b.{0,400})",
+        r"(?:.{0,40} )?(?:(?P<node>[A-Za-z<][\w.<>-]{0,80}):\d+:\d+ \[\d+\] (?:\S{1,80} )?)(?P<text>NCCL WARN (?!"
+        rf"{_BENIGN_WARN}).*)",
         r"(?P<text>GPU [\dA-Fa-f:.]{7,20}: Detected Critical Xid Error.*)",
         r"(?P<text>Primary job +terminated normally, but \d+ process.{0,80})",
         r"(?P<text>(?:mpiexec|mpirun) noticed that process rank (?P<rank>\d+) with PID .{0,80})",
@@ -75,11 +90,15 @@ _ORDERED = tuple(
         r"(?:\S{1,200}\.)?(?P<text>ChildFailedError):? *$",
         r"(?P<text>[A-Z]\w{2,60}(?:Error|Exception)\([\"'].{1,400}[\"']\)) *$",
         r"(?P<text>Error executing job with overrides: .*)",
+        r".{0,80}\[c10d\] (?P<text>(?:recvValue|recvVector|recvString|sendBytes|sendString) failed on SocketImpl\(.*)",
         r".{0,200}(?P<text>Sending process \d+ closing signal SIG\w+)",
         r".{0,60}\[launch\.py:\d+:(?P<text>sigkill_handler\] Killing subprocess \d+)",
     )
 )
 _MEANING = {
+    "recvValue failed": "the store's host closed its connection to it: see rank 0's node",
+    "Heartbeat monitor": "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked",
+    "ProcessGroupNCCL's watchdog": "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked",
     "Sending process": "torchrun stopped its ranks; the failure or the signal before is not in the log",
     "torchelastic.worker": "torchrun's events say that it failed",
     "ChildFailedError": "torchrun says that a rank failed; its table is cut off",
@@ -93,7 +112,8 @@ _MAYBE = re.compile(
     r"Xid|bus error enc|Assertion `|mismatch betw|receive grad|\[c10d\]|^E[A-Z]\d{4}: |NCCL WARN|HTTP Err|\"message\""
     r"|Error exec|sigkill_h|actor|A worker died|NVRM|Check failed|device=TPU|CommandNotF|Got fatal|Horovod has"
     r"|Primary job|noticed that|==== back|size mismatch|Loss is nan|Child process|worker\.status|ChildFailed"
-    r"|Error {3}|Exception {3}|closing signal|Error\(|Exception\("
+    r"|heartbeat t|got stuck|Heartbeat mon|missing ranks|\[c10d\]|Error {3}|Exception {3}|closing signal|Error\("
+    r"|Exception\("
 )
 
 

@@ -94,6 +94,12 @@ _WENT_ON = re.compile(
 _GOES_ON = re.compile(
     r"(?i)\b(retrying|(will|to) retry|continuing|skipping|ignoring|falling back|resuming|using (the )?defaults?)\b"
 )
+_ENDS = re.compile(
+    r"(?i)\b(?:exit(?:ed|ing)?|terminat(?:ed|ing)|abort(?:ed|ing)?|shut(?:ting)? ?down|kill(?:ed|ing)|clean(?:ed"
+    r"|ing)? ?up"
+    r"|finaliz(?:ed|ing)|child (?:process )?failed|sig(?:quit|term|kill|abrt)|destroy(?:ed|ing)|giving up|crashed"
+    r"|died)\b"
+)
 _DIGITS = re.compile(r"\d+")
 _LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
 _KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
@@ -151,7 +157,11 @@ def _has(exception: ExceptionRecord, name: str) -> bool:
 
 def went_on(line: str) -> bool:
     """Return whether a program says by this line that it goes on after a failure."""
-    return _GOES_ON.search(line[:LINE_LIMIT]) is not None or _WENT_ON.match(line[:LINE_LIMIT]) is not None
+    line = line[:LINE_LIMIT]
+    if _GOES_ON.search(line) is not None:
+        return True
+    # A line with a time or a level may be the program's last.
+    return _WENT_ON.match(line) is not None and _ENDS.search(line) is None
 
 
 def is_aftermath(text: str) -> bool:
@@ -212,7 +222,7 @@ class _Search:
             if inner is not None and logged is None:
                 where = f"{inner.type}: {inner.message}" if inner.message else inner.type
                 return Witness(TRACEBACK, cut_middle(where, TEXT_LIMIT), inner, inner.frames)
-            if text is not None and not self._is_aftermath(line, even_if_logged=True):
+            if text is not None and (stated_in(line) is not None or not self._is_aftermath(line, even_if_logged=True)):
                 if logged is None and _GOES_ON.search(text):
                     return None  # what it reports was survived
                 logged = logged or _logged(text)
@@ -264,7 +274,8 @@ class _Search:
         if fatal is not None:
             stack = _STACK.findall("\n".join(self.lines[at : at + 200]).split("\n\nThread 0x", 1)[0])
             frames = tuple(Frame(file, int(number), function) for file, number, function in reversed(stack))
-            return Witness(RUNTIME, f"Fatal Python error: {fatal[1]}", frames=frames)
+            why = self._before_abort(at - 1) if fatal[1].startswith("Aborted") else ""
+            return Witness(RUNTIME, why or f"Fatal Python error: {fatal[1]}", frames=frames)
         if _TIME_OVER.match(bare):
             stack = _STACK.findall("\n".join(self.lines[at : at + 200]))
             frames = tuple(Frame(file, int(number), function) for file, number, function in reversed(stack))
@@ -278,6 +289,18 @@ class _Search:
         if message.startswith(("terminate called without", "terminate called recursively")):
             return None  # a thread that was still running: what ended the program stands above
         return Witness(RUNTIME, cut_middle(message, TEXT_LIMIT), exception_in(message)) if message else None
+
+    def _before_abort(self, end: int) -> str:
+        """Return what a library stated directly above faulthandler's dump of an abort, which only it explains."""
+        for at in range(end, max(0, end - FEW_LINES), -1):
+            bare = _RANK_PREFIX.sub("", self.lines[at - 1])
+            glog = _GLOG.match(bare) if bare.lstrip("[").startswith("F") else None
+            if glog is not None and glog["text"]:
+                return cut_middle(glog["text"].strip(), TEXT_LIMIT)
+            message = abort_message("\n".join(self.lines[at - 1 : end]))
+            if message:
+                return message
+        return ""
 
     def _by_launcher(self, last: Traceback, earlier: Sequence[Traceback]) -> Witness:
         """Return the failure of the process that a launcher's own exception reports."""

@@ -31,6 +31,10 @@ _TYPE = re.compile(r"([A-Za-z_][\w.]{0,200})(?:: ?(.*))?", re.DOTALL)
 _ENDINGS = re.compile(
     r"(Error|Exception|Exit|Interrupt|Warning|Failed|Failure|Fault|Timeout|Expired|Refused|Stop|Group|NotFound|_Error)$"
 )
+# As Python shows an exception's arguments: an error number, its text.
+_SHOWN = re.compile(
+    r"((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception))\((?:(\d{1,4}), )?([\"'])(.{1,1000}?)\3,?\)"
+)
 _LEVELS = frozenset(("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "NOTE", "NOTICE", "TRACE"))
 _THREAD = re.compile(r"Exception in thread (.{1,200}?):?\s*$")
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
@@ -44,12 +48,13 @@ _INTRODUCES = re.compile(
 # A first line of a message whose reason is in its further lines.
 _SEVERAL = re.compile(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
-    r"ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error|NPU function error"
+    r"The actor died|ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error|NPU function error"
 )
 _ALSO = re.compile(
-    r"\s+\S|nccl\w+Error:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
+    r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"/job:|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net|Call to|Connection|Cuda failure|Error)\b"
+    r"/job:|The actor is dead|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net|Call to|Connection"
+    r"|Cuda failure|Error)\b"
 )
 _TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
@@ -300,6 +305,8 @@ def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = 
     frames: list[Frame] = []
     skipped = 0
     at = first + 1
+    # The indentation may be lost, as in text that was pasted.
+    flat = at < len(lines) and (_own(lines[at][:LINE_LIMIT], head) or "").startswith('File "')
     while at < len(lines):
         line = lines[at][:LINE_LIMIT]
         found = _FRAME.search(line)
@@ -316,6 +323,10 @@ def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = 
             at += 1
             continue
         own = _own(_bounded(lines[at]), _framed(head) if prefix is None else prefix)
+        if own and flat and frames and frames[-1].source is None and not _passed_on(own):
+            frames[-1] = replace(frames[-1], source=own.strip())
+            at += 1
+            continue
         if own is not None and frames and own.startswith("    ") and frames[-1].source is None and own.strip():
             frames[-1] = replace(frames[-1], source=own.strip())
         elif own is None or not own.strip() or own.startswith("  "):
@@ -434,8 +445,17 @@ def _continues(line: str, first: str) -> bool:
 
 def _passes_on(kept: Sequence[str], line: str) -> bool:
     """Return whether a message consists of another exception: ``backend='inductor' raised:``, then its last line."""
-    record = _typed(line) if len(kept) == 1 and kept[0].rstrip().endswith(":") else None
-    return record is not None and _ENDINGS.search(record.type) is not None
+    return len(kept) == 1 and kept[0].rstrip().endswith(":") and _passed_on(line) is not None
+
+
+def _passed_on(line: str) -> ExceptionRecord | None:
+    """Return the exception in a line, by its type and text, or as ``repr`` shows it: ``OSError(28, 'No space')``."""
+    shown = _SHOWN.fullmatch(line.strip())
+    if shown is not None:
+        module, _, name = shown[1].rpartition(".")
+        return ExceptionRecord(name, module, f"[Errno {shown[2]}] {shown[4]}" if shown[2] else shown[4])
+    record = _typed(line)
+    return record if record is not None and _ENDINGS.search(record.type) is not None else None
 
 
 def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:
@@ -444,8 +464,8 @@ def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:
         before, line = lines[at - 2], lines[at - 1]
         if not re.search(r"(raised|rror|xception|failed|reason|aused by)[^:]{0,40}:$", before.rstrip()):
             continue
-        record = _typed(line.strip())
-        if record is not None and _ENDINGS.search(record.type):
+        record = _passed_on(line.strip())
+        if record is not None:
             end = next((i for i, further in enumerate(lines[at:], at) if not further.strip()), len(lines))
             return replace(record, message="\n".join([record.message, *lines[at:end]]).strip())
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ftslurm.failures.message_line import refusal
+from ftslurm.failures.message_line import message_line, refusal
 from ftslurm.failures.reason import is_code
 from ftslurm.report.alike import ALL, EVERY_NODE, Alike
 from ftslurm.report.facts import Attempt, LogTail
@@ -35,6 +35,8 @@ _OF_SIGNAL = {
 }
 _LARGE = 0.5
 """Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
+_OWN_MEMORY = re.compile(r"this process has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
+_OTHERS_MEMORY = re.compile(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
 _TORCH_SYMBOL = re.compile(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
 _LOCAL_RANK = re.compile(r"unrecognized arguments: .{0,200}--local[-_]rank\b")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
@@ -65,15 +67,13 @@ def advice_on(
         return _native(stderr)
     if name in ("system-exit", "exit"):
         return _exit(worker, tails, attempt)
-    if name == "host-memory":
-        return _refused_memory(worker)
+    if name in ("cuda-oom", "host-memory"):
+        return _gpu_memory(worker) if name == "cuda-oom" else _refused_memory(worker)
     if name == "import-error":
         return _import(worker, same, attempt)
     if name == "wrong-usage":
         return _arguments(stderr, attempt)
-    if name == "port-in-use" and worker.rank > 0 and any(_RENDEZVOUS in frame.file for frame in worker.frames):
-        return "Only rank 0 listens for the others: this rank acted as rank 0. See whether the script changes RANK."
-    if name in ("master-unreachable", "library-mismatch"):
+    if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch"):
         return _of_torch(worker)
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
@@ -84,12 +84,28 @@ def _of_torch(worker: FailedWorker) -> str | None:
     if worker.cause.name == "library-mismatch":
         built = _TORCH_SYMBOL.search(worker.what) is not None
         return "The extension was built for another torch: install or build it again for this one." if built else None
+    if worker.cause.name == "collective-mismatch":
+        both = " calls " in message_line(worker.what)
+        return "Compare the ranks' code paths and shapes at this call." if both else None
+    if worker.cause.name == "port-in-use":
+        return _port(worker)
     if not _by_agent(worker):
         return None
     return (
         "torchrun's agent did not reach the host and port of --rdzv-endpoint: see whether torchrun runs there, and"
         " name resolution and firewall between the nodes."
     )
+
+
+def _port(worker: FailedWorker) -> str | None:
+    if _by_agent(worker):
+        return (
+            "torchrun's agent could not listen, and started no rank: another process holds the port. Give another"
+            " --master-port or --rdzv-endpoint."
+        )
+    if worker.rank > 0 and any(_RENDEZVOUS in frame.file for frame in worker.frames):
+        return "Only rank 0 listens for the others: this rank acted as rank 0. See whether the script changes RANK."
+    return None
 
 
 def _by_agent(worker: FailedWorker) -> bool:
@@ -136,6 +152,27 @@ def _loader(worker: FailedWorker, stderr: str) -> str | None:
     if "killed by signal: Killed" in message:
         return "The kernel counted no out-of-memory kill here: look for users or tools that send SIGKILL."
     return "Memory and /dev/shm were not short: see the end of its stderr; num_workers=0 shows the worker's own error."
+
+
+def _gpu_memory(worker: FailedWorker) -> str | None:
+    """Advice on a GPU that others fill: which process, by torch's message."""
+    message = worker.exception.message if worker.exception is not None else ""
+    own = _OWN_MEMORY.search(message)
+    others = [
+        (_bytes(found[2], found[3]), found[1], f"{found[2]} {found[3]}") for found in _OTHERS_MEMORY.finditer(message)
+    ]
+    if own is None or not others or max(others)[0] <= _bytes(own[1], own[2]):
+        return None
+    _, pid, amount = max(others)
+    return (
+        f"Process {pid} has {amount} of this GPU, more than this rank: another rank on the same GPU (each needs its"
+        f" own,"
+        " by LOCAL_RANK), or a leftover of another job."
+    )
+
+
+def _bytes(number: str, unit: str) -> float:
+    return float(number) * 1024.0 ** ("KMGT".index(unit[0]) + 1 if unit[0] in "KMGT" else 0)
 
 
 def _refused_memory(worker: FailedWorker) -> str | None:

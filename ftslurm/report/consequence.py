@@ -278,11 +278,12 @@ def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: 
         return f"Look at what {found.name} did while the others waited, and whether {it} took another path."
     if worker.cause.name in ("master-unreachable", "late-rank", "peer-lost"):
         return None
+    by_store = worker.exception is not None and worker.exception.type == "DistStoreError"
+    if by_store and "clients joined" in worker.what:
+        return "Fewer processes joined than the script's world_size: see which did not come, and where to."
     if not recorded:
         return _IN_LOGS if worker.cause.name in ("peer-reset", "collective-timeout") else None
-    if worker.exception is not None and worker.exception.type == "DistStoreError":
-        if "clients joined" in worker.exception.message:
-            return "Fewer processes joined than the script's world_size: see which did not come, and where to."
+    if worker.exception is not None and by_store:
         if _OF_GROUP.search(worker.exception.message):
             came = f", of which there are {world} here" if world else ""
             return f"Not all members of a process group came: compare its world_size with the ranks{came}."

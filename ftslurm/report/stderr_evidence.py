@@ -26,6 +26,11 @@ _PLAIN = re.compile(r"(?:returned non-zero exit status \d+|died with <Signals.\w
 _COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
 _COMPILER_ERROR = re.compile(r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$")
 _COMPILER = re.compile(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
+# Each thread of a kernel prints one.
+_KERNEL = re.compile(
+    r"(?m)(?P<file>[^\s:]{1,300}\.(?:cu|cuh|h|hip|cpp):\d{1,6}): .{0,300}?(?P<text>Assertion `[^\n]{1,200}' failed"
+    r"|Assertion `[^\n]{1,200}` failed)"
+)
 _TOOL_LINES = 60
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
@@ -74,6 +79,9 @@ def output_evidence(
     child = None if exception is None else _child_error(exception)
     if child is not None:
         return _of_child(child, texts.get("stderr", ""))
+    kernel = _of_kernel(exception, texts.get("stderr", "")) if exception is not None else None
+    if kernel is not None:
+        return kernel
     if not cause.silent:
         return None
     # Most failures have a reason of their own: a fast report does not load this.
@@ -132,6 +140,17 @@ def _of_compiler(text: str) -> Witness | None:
 
     found = _COMPILER_ERROR.search(text)
     return Witness(LOGGED, cut_middle(found[0].strip(), _CHILD_LIMIT)) if found is not None else None
+
+
+def _of_kernel(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
+    """Return what a GPU kernel asserted, which the exception only says that it did."""
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
+
+    found = _KERNEL.search(stderr) if "device-side assert" in exception.message else None
+    if found is None:
+        return None
+    text = f"{found['file'].rpartition('/')[2]}: {found['text']}"
+    return OutputEvidence(Witness(LOGGED, cut_middle(text, _CHILD_LIMIT)), "its stderr", None, of_child=True)
 
 
 def _of_tool(message: str, stderr: str) -> Witness | None:

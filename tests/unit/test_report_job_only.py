@@ -34,7 +34,14 @@ def test_a_job_that_was_refused_before_its_start_is_reported_by_slurm_and_by_its
     out.write_text("ftslurm: nothere.py: no such script\n")
     assert main(["123"], ask=known(std_out=str(out))) == 0
     printed = capsys.readouterr().out
-    for words in ("job-123: it has no run directory in", "job 123 FAILED", "exit code 2:0", str(out), "no such scri"):
+    for words in (
+        "no such script",
+        "it has no run directory in",
+        "job 123 FAILED",
+        "exit code 2:0",
+        str(out),
+        "no such scri",
+    ):
         assert words in printed, printed
 
 

@@ -94,7 +94,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("cuda-launch", "a CUDA kernel failed", PRIMARY, cuda("unspecified launch failure|launch timed out"),
           "Mostly a fault of the program (CUDA_LAUNCH_BLOCKING=1); with Xid messages in dmesg, the GPU's.",
           not_for="a proved hardware error", behind=True, blame=BY_NODE, symptom_of=GPU),
-    Cause("cuda-argument", "CUDA refused the arguments of a call", PRIMARY,
+    Cause("cuda-argument", "CUDA refused a call", PRIMARY,
           cuda(r"(CUDA|HIP) error: (invalid (argument|resource handle|device pointer|value)|operation not supported)"
                r"|Cuda failure \d* ?'?(invalid argument|operation not supported)"),
           "A fault of the program or of its environment: compare the versions of driver, CUDA and NCCL with another"

@@ -100,7 +100,8 @@ ROWS: tuple[Cause, ...] = (
           not_for="host memory that ran out"),
     Cause("open-files", "too many open files", PRIMARY,
           either(os_error(24, 23),
-                 exception("RuntimeError", "OSError", text=r"received 0 items of ancdata|Too many open files")),
+                 exception("RuntimeError", "OSError", text=r"received 0 items of ancdata|Too many open files"
+                           r"|unable to open shared memory object(?!.*(No such file|Permission))")),
           "Raise ulimit -n; torch.multiprocessing.set_sharing_strategy('file_system') for loader workers.",
           not_for="a full disk", behind=True),
 )  # fmt: skip

@@ -30,7 +30,7 @@ _ENVIRONMENT = re.compile(
 _OF_LAUNCHER = re.compile(
     r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)"
     r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
-    r"|/deepspeed/launcher/|\[launch\.py:\d+:"
+    r"|/deepspeed/launcher/|/multiprocessing/spawn\.py\"|/distribute/launch\.py\"|\[launch\.py:\d+:"
 )
 
 

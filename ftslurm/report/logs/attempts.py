@@ -30,6 +30,7 @@ KILL_WAIT = timedelta(minutes=5)
 ONCE_S = 3
 """Less than a restart takes."""
 AT_ONCE = timedelta(minutes=1)
+_SUBMITIT = re.compile(r"submitit INFO \(.{1,40}\) - Starting with JobEnvironment\(")
 _DIGITS = re.compile(r"\d+")
 _BY_SLURM = re.compile(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
 # Of a script; a program that tries something again has no banner.
@@ -213,7 +214,8 @@ def _known_begin(rest: Sequence[Line], masked: Sequence[str], most: int) -> bool
 
 def _announced(lines: Sequence[Line]) -> list[int]:
     """Return the lines by which a batch script says in a banner that it starts its program again."""
-    return [line.number for line in lines if _BANNER.match(line.text) and line.rank is None]
+    banners = [line.number for line in lines if _BANNER.match(line.text) and line.rank is None]
+    return [*banners, *(line.number for line in lines if _SUBMITIT.match(line.text))]
 
 
 def _begins(lines: Sequence[Line], evidence: Sequence[int]) -> list[int]:

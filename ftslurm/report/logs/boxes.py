@@ -15,8 +15,11 @@ _TOP = re.compile(r"(?P<before>.*?)[╭┌+][─━-]+ Traceback \(most recent c
 _BOTTOM = re.compile(r"\s*[╰└+][─━-]{8,}")
 # A long path fills its line: its number and function are in the next one.
 _PATH = re.compile(r"\s*[│|] (?P<file>\S.{6,}?):\s*[│|]?\s*$")
-_PLACE = re.compile(r"\s*[│|] (?P<line>\d{1,9}) in (?P<function>[^\s│|]+)\s*[│|]?\s*$")
 _FRAME = re.compile(r"\s*[│|] (?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>[^\s│|]+)\s*[│|]?\s*$")
+# A path that is too long for its line is wrapped anywhere.
+_BEGUN = re.compile(r"\s*[│|] (?P<text>/\S*(?: in)?) *[│|]?\s*$")
+_REST = re.compile(r"\s*[│|] (?P<rest>\S.*?) *[│|]?\s*$")
+_JOINED = re.compile(r"(?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>\S+)")
 _SOURCE = re.compile(r"\s*[│|] ❱ *\d+ [│|]?(?P<source>.*?)[│|]?\s*$")
 _LONGEST = 1000
 """Lines of a box."""
@@ -45,10 +48,10 @@ def unboxed(lines: Sequence[Line]) -> list[Line]:
             last, width = (line.text, width) if not last else ("", 0)
         elif _BOTTOM.match(line.text):
             inside, width, last = False, len(line.text.rstrip()), ""
-        elif path and (place := _PLACE.match(line.text)) is not None:
-            found.append(line._replace(text=f'  File "{path}", line {place["line"]}, in {place["function"]}'))
-        elif (alone := _PATH.match(line.text)) is not None and "/" in alone["file"]:
-            file = alone["file"]
+        elif path and (joined := _joined(path, line.text)):
+            found.append(line._replace(text=joined))
+        elif begun := _begun(line.text):
+            file = begun
         elif (frame := _FRAME.match(line.text)) is not None:
             text = f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}'
             found.append(line._replace(text=text))
@@ -59,6 +62,22 @@ def unboxed(lines: Sequence[Line]) -> list[Line]:
             inside = False
             found.append(line)
     return found
+
+
+def _begun(text: str) -> str:
+    """Return the path that fills its line of a box, so that the rest of it is in the next one; empty: there is none."""
+    alone = _PATH.match(text)
+    if alone is not None and "/" in alone["file"]:
+        return f"{alone['file']}:"
+    found = _BEGUN.match(text) if _FRAME.match(text) is None else None
+    return "" if found is None else f"{found['text']} " if found["text"].endswith(" in") else found["text"]
+
+
+def _joined(path: str, text: str) -> str:
+    """Return the frame whose path and number are in two lines of a box; empty: the second one has something else."""
+    rest = _REST.match(text)
+    found = _JOINED.fullmatch(path + rest["rest"]) if rest is not None else None
+    return f'  File "{found["file"]}", line {found["line"]}, in {found["function"]}' if found is not None else ""
 
 
 def _is_wrapped(last: str, text: str, width: int) -> bool:

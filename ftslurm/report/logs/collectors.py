@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.failures.json_line import json_object, text_of
+from ftslurm.failures.traceback_text import HEADER
 
 NEARLY_ALL = 0.95
 FEWEST = 3
@@ -55,18 +56,20 @@ _PROOF = re.compile(
 )
 NARROWEST, WIDEST = 40, 300
 """Columns of a terminal."""
-_RULES = "-=*#_~│|╮╯┐┘─━"
+_RULES, _BORDERS = "-=*#_~─━", "│|╮╯┐┘"
 _WHOLE = re.compile(
     r"File \"[^\"\n]{1,400}\", line \d+, in \S|Traceback \(most recent call last\)|failed \(exitcode: "
     r"|Exited with exit code|CANCELLED AT \S+|closing signal SIG"
+    r"|ProcessGroupNCCL's watchdog got stuck for \d+ sec|Heartbeat monitor timed out"
     r"|Watchdog caught collective operation timeout: WorkNCCL\([^)]{1,300}\) ran for"
 )
+_RANKS = ("rank", "global_rank", "RANK", "process_index")
 _KEYS = ("log", "message", "msg", "textPayload", "line", "text")
 
 
 def uncollected(lines: list[str]) -> list[str]:
     """Return the lines as their program wrote them, as far as what is before them has one form."""
-    lines = _from_json(lines)
+    lines = _with_logged(_from_json(lines))
     if any("&quot;" in line or "&lt;" in line for line in lines) and any("Traceback (most" in line for line in lines):
         lines = [html.unescape(line) for line in lines]
     for _ in range(NESTED):
@@ -84,7 +87,7 @@ def _unwrapped(lines: list[str]) -> list[str]:
     """
     width = max(map(len, lines), default=0)
     full = [line for line in lines if len(line) == width]
-    if not NARROWEST <= width <= WIDEST or len(full) < FEWEST or any(line[-1] in _RULES for line in full):
+    if not NARROWEST <= width <= WIDEST or len(full) < FEWEST or any(map(_is_drawn, full)):
         return lines
     joined: list[str] = []
     begun = False
@@ -96,6 +99,11 @@ def _unwrapped(lines: list[str]) -> list[str]:
         begun = len(line) == width
     before, after = (sum(_WHOLE.search(line) is not None for line in each) for each in (lines, joined))
     return joined if after > before else lines
+
+
+def _is_drawn(line: str) -> bool:
+    """Whether a line has the width of its text for another reason: it is a rule, or of a box."""
+    return line[-1] in _BORDERS or all(mark in _RULES for mark in line[-3:])
 
 
 def _without_form(lines: list[str]) -> list[str] | None:
@@ -169,6 +177,29 @@ def _from_json(lines: list[str]) -> list[str]:
     return [
         part for line, text in zip(full, texts, strict=True) for part in (line if text is None else text).split("\n")
     ]
+
+
+def _with_logged(lines: list[str]) -> list[str]:
+    """Return the lines with the tracebacks that a structured logger puts into its documents, each in lines of its own.
+
+    They come below the document's level, rank and message, as of a logger of text.
+    """
+    if not any(line.startswith("{") and HEADER in line for line in lines):
+        return lines
+    return [part for line in lines for part in (_logged(line) if HEADER in line else [line])]
+
+
+def _logged(line: str) -> list[str]:
+    value = json_object(line)
+    texts = [each for each in (value or {}).values() if isinstance(each, str) and HEADER in each]
+    if value is None or not texts:
+        return [line]
+    level = text_of(value, "level", "levelname", "severity", "lvl") or "error"
+    rank = next((value[key] for key in _RANKS if isinstance(value.get(key), int | str)), None)
+    message = text_of(value, "message", "msg", "event") or ""
+    message = "" if HEADER in message else message.strip()
+    head = f"{level.upper()} rank {rank}: {message}" if str(rank).isdecimal() else f"{level.upper()} {message}"
+    return [head, *texts[0].rstrip("\n").split("\n")]
 
 
 def _text(line: str) -> str | None:

@@ -88,6 +88,11 @@ _SHELL = re.compile(
 )
 _BARE = re.compile(rf"(?:\S{{1,300}}: line \d+: )?(?P<signal>Killed|{_NAMES})(?: +\(core dumped\))?$")
 _SUBMITIT = re.compile(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job is (?P<why>timed-out|preempted)")
+# Of PBS and LSF: why they ended a job.
+_BATCH_SYSTEM = re.compile(
+    r"(?:=>> )?(?P<text>PBS: job killed: (?P<pbs>walltime)?.{1,200}|TERM_(?P<lsf>RUNLIMIT"
+    r"|DEADLINE)?\w{0,30}: job killed .{1,200})"
+)
 _DEATH_SIGNAL = re.compile(
     r"Received (?:Signals\.)?(?P<signal>SIG[A-Z0-9]{2,8}|\d{1,2}) death signal"
     r"|SignalException: Process \d+ got signal: (?P<number>\d{1,2})$"
@@ -168,6 +173,10 @@ class _Reader:
         elif _may_be_kernel(text) and (found := _KERNEL.search(text)):
             kind = next(name for name in ("cgroup", "host", "xid", "mce", "disk", "io") if found[name])
             self.kernel.append(Kernel(line.number, found[0], kind))
+        elif "job killed" in text and (found := _BATCH_SYSTEM.match(text)):
+            state = "TIMEOUT" if found["pbs"] or found["lsf"] else "CANCELLED"
+            why = f"the batch system ended the job: {found['text'].strip()}"
+            self.job.append(JobEnd(line.number, text, state, None, None, whole=True, why=why))
         elif text.startswith(("=", " ", "MPI_ABORT", "with errorcode", "YOUR APPLICATION")):
             self.by_mpi(line)
         elif ("death signal" in text or "got signal" in text) and (found := _DEATH_SIGNAL.search(text)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from ftslurm.report.logs.reasons import STRONG, Reason
 from ftslurm.report.logs.tracebacks import Crash, Raised
 
 Evidence = Raised | Crash | Reason
+_DIGITS = re.compile(r"\d+")
 
 
 class Found(NamedTuple):
@@ -46,7 +48,8 @@ def headline_of(thing: Evidence) -> str:
     if isinstance(thing, Raised):
         place = thing.exception.frames[-1].place if thing.exception.frames else ""
         return f"{thing.headline}|{place}"
-    return thing.signal or "" if isinstance(thing, Crash) else thing.message
+    # Each rank's line may have its own number.
+    return thing.signal or "" if isinstance(thing, Crash) else _DIGITS.sub("0", thing.message)
 
 
 def last_line_of(thing: Evidence) -> int:

@@ -41,6 +41,10 @@ _LAUNCHER_FILES = (
 )  # fmt: skip
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
+# Of the process that started the one that failed: it leaves the reason to that one's output.
+_REFERS = re.compile(
+    r"(?i)root cause (?:is )?above|\b(?:see|check|refer to|look at)\b.{0,60}\b(?:above|earlier|previous)\b"
+)
 
 
 class Finder:
@@ -98,6 +102,10 @@ class Finder:
         """Whether a launcher raised it because of its child, or of a signal to itself."""
         exception = each.exception
         if exception.type in _LAUNCHERS:
+            return True
+        if _REFERS.search(exception.message) and any(
+            other.end < each.begin for _, own in self._log.raised for other in own
+        ):
             return True
         inner = reason(exception)  # of the process that it started
         if exception.type == "Exception" and _SPAWNED.match(exception.message):

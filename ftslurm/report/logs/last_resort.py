@@ -20,11 +20,27 @@ from ftslurm.report.failed_worker import NO_END
 from ftslurm.report.logs.attempt_log import TAIL_LINES, AttemptLog, of_launcher, until
 from ftslurm.report.logs.evidence import Found, headline_of
 from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, record
-from ftslurm.report.logs.success import ends_well, works
+from ftslurm.report.logs.success import ends_well, says_completed, works
 from ftslurm.report.logs.tracebacks import HEADER, names_rank, was_caught
 
 OF_LAUNCHER = "the log ends within the launcher's own traceback; what failed is not in it"
+ERROR_LINES, NEIGHBOURS, AFTER_ERROR = 60, 4, 6
+"""Lines at the end in which words of a failure are sought; between two of these; of other kinds after the last one."""
+_IN_WORDS = re.compile(
+    r"(?i)\b(?:error|err|fatal|failed|failure|failing|fails|exception|abort(?:ed|ing)?|panic|cannot|could not"
+    r"|couldn't|can't"
+    r"|unable to|timed out|not found|no such|denied|refused|exhausted|exceeded|crashed|killed|corrupt(?:ed)?|invalid"
+    r"|core dumped|out of memory|lost connection|unreachable)\b|\w(?:Error|Exception)\b"
+)
+_HARMLESS = re.compile(
+    r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{4} |\[W |: [IW] \S{1,200}:\d+\]|\b(?:0"
+    r"|no|without|any) (?:errors?|fail\w+)"
+    r"|\berrors?(?: ?rate)?\s?[:=]\s?[\d.]|\bif\b.{0,80}\b(?:error|fail)|\b(?:retry|retries|fall(?:ing)? ?back"
+    r"|ignor\w+|skip\w*)\b"
+)
+_STAMPS = re.compile(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
 _PASSED_ON = re.compile(r"\(RANK (\d{1,6})\)$")
 """At a header, of a traceback that torch's checkpoints pass on from another rank."""
 
@@ -44,7 +60,13 @@ def last_resort(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
         log: its lines.
         late: exceptions near its end that were perhaps caught.
     """
-    return _killed(log) or _stated(log) or _cut_off(log) or _last_error(log, late) or _late(log, late)
+    cut_off = _cut_off(log)
+    if cut_off is not None and (late or cut_off.error.message == OF_LAUNCHER):
+        # What is complete comes first: a traceback that breaks off behind it is a consequence, or of another process.
+        whole = _stated(log) or _late(log, late) or _last_error(log, late) or _error_line(log, cut_off.error.order)
+        return _killed(log) or whole or cut_off
+    found = _killed(log) or _stated(log) or cut_off or _last_error(log, late) or _late(log, late)
+    return found or _error_line(log)
 
 
 def _killed(log: AttemptLog) -> LastResort | None:
@@ -58,8 +80,12 @@ def _killed(log: AttemptLog) -> LastResort | None:
 
 def _stated(log: AttemptLog) -> LastResort | None:
     found: list[tuple[Stated, Line]] = []
+    before = ""
     for line in log.lines:
         stated = stated_in(line.text) if line.text != GAP else None
+        if before == "Last error:" and line.text.strip():
+            stated = Stated(0, line.text.strip()[:600], f"NCCL error: {line.text.strip()[:600]}")
+        before = line.text.strip()
         if stated is not None:
             found.append((stated, line))
         elif works(line.text):
@@ -94,6 +120,41 @@ def _last_error(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
     line = next((line for line in reversed(lines) if found.text[:60] in line.text), lines[-1])
     rank = log.rank_of(line)
     return _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", tail)
+
+
+def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
+    """Return the failure that the last lines of a log state in words of any form: the first line of the last ones.
+
+    Args:
+        log: the lines.
+        end: the number of the line before which they are; None: the log's end.
+    """
+    known = [line for line in log.lines if end is None or line.number < end]
+    lines = [line for line in known[-ERROR_LINES:] if line.text != GAP]
+    if ends_well(log.lines, sole=False) or log.ends.processes:
+        return None
+    begin = max((i + 1 for i, line in enumerate(lines) if works(line.text) or says_completed(line.text)), default=0)
+    # Tracebacks have been judged.
+    those = [i for i in range(begin, len(lines)) if lines[i].number not in log.covered and _is_error(lines[i].text)]
+    if not those:
+        return None
+    first = those[-1]
+    for i in reversed(those):
+        if first - i > NEIGHBOURS:
+            break
+        first = i
+    if sum(not is_aftermath(line.text) for line in lines[those[-1] + 1 :]) > AFTER_ERROR:
+        return None
+    line = lines[first]
+    rank = log.rank_of(line)
+    resort = _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", "")
+    return replace(resort, error=replace(resort.error, message=_STAMPS.sub("", line.text).strip()[:500], quotes=()))
+
+
+def _is_error(text: str) -> bool:
+    # What ends with a colon only introduces something.
+    stated = _IN_WORDS.search(text) is not None and _HARMLESS.search(text) is None
+    return stated and not text.rstrip().endswith(":")
 
 
 def _of(log: AttemptLog, line: Line, rank: int | None, node: str, tail: str) -> LastResort:

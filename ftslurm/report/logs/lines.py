@@ -28,6 +28,7 @@ _SHOWN_ESCAPE = re.compile(r"\^\[\[[0-9;]{0,20}[A-Za-z]")  # as some viewers sho
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
 _TASK = re.compile(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
 _HOST = re.compile(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?): ")
+_HOST_RANK = re.compile(r"\[((?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5}))\]:")  # of Intel MPI's patterns
 _OWN = re.compile(
     r"\[rank(?P<rank>\d{1,6})\]: ?"
     r"|\[(?P<role>[a-z][a-z_]{0,20}?)(?P<local>\d{1,4})\]:"
@@ -173,6 +174,8 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
             label = _TASK
         elif _TASK not in found and _TAG not in found and _usual(full, _TAG, limit=65536):
             label = _TAG
+        elif not found and _usual(full, _HOST_RANK, limit=65536):
+            label = _HOST_RANK
         elif _HOST not in found and _POD not in found and _usual(full, _HOST, limit=4096):
             label = _HOST
         elif _HOST not in found and _POD not in found and _usual(full, _POD, limit=4096):
@@ -245,6 +248,8 @@ def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
     text = line.text[found.end() :]
     if label is _STAMP:
         return line._replace(text=text)
+    if label is _HOST_RANK:
+        return line._replace(text=text, task=int(found["number"]), node=found["host"])
     if label in (_TASK, _TAG):
         return line._replace(text=text, task=int(found[1]))
     named = _NAMED_RANK.fullmatch(found[1])

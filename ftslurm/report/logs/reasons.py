@@ -11,6 +11,7 @@ from ftslurm.failures.nccl_timeout import rank_in, timeout_in
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.native import STACK, Native, native_end
 from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.tracebacks import TAGGED_RANK
 
 STRONG, WEAK = "strong", "weak"
 
@@ -75,6 +76,8 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
      "the batch script has DOS line ends: {m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: (?P<m>can't (?:open file|find '__main__' module in) .{1,400})"),
      "exit", 2, "{m}", STRONG),
+    (re.compile(r"^\S*python[\d.]*: Error while finding module specification for \S{1,200} \((?P<m>.{1,300})\)$"),
+     "exit", 1, "{m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: (?P<m>No module named \S{1,200})$"), "exit", 1, "{m}", STRONG),
     (re.compile(r"(?P<m>\S{1,200}: error while loading shared libraries: .{1,300})"), "exit", 127, "cannot start {m}",
      STRONG),
@@ -103,6 +106,10 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
                 r"(?:No space left on device|No such file or directory|Permission denied|Disk quota exceeded"
                 r"|Read-only file system|Input/output error|Stale file handle))$"),
      "exit", None, "{m}", WEAK),
+    (re.compile(r"^(?P<m>(?:\S{1,200}: )?(?:Permission denied \((?:publickey|password|gssapi|keyboard)[\w,-]{0,100}\)"
+                r"|Host key verification failed)\.?)$"),
+     "exit", 255, "ssh: {m}", WEAK),
+    (re.compile(r"^(?P<m>ssh: (?:connect to host|Could not resolve hostname) .{1,300})$"), "exit", 255, "{m}", WEAK),
     (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m}", WEAK),
 )  # fmt: skip
@@ -110,7 +117,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
 _MAYBE = re.compile(
     r"rror|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to|can't |No module"
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
-    r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|denied|unbound|docker: |couldn't"
+    r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't"
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
@@ -150,7 +157,8 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
                 one = Reason(line.number, kind, code, None, message, strength, line, final=_final(lines, i))
                 found.append(_without_directory(one, missing))
                 break
-    return _without_repeats(_of_launch(lines, found))
+    ended = [line.number for line in lines if "Exited with exit code" in line.text]
+    return _without_repeats(_of_launch(lines, found), ended)
 
 
 def _of_launch(lines: Sequence[Line], found: list[Reason]) -> list[Reason]:
@@ -179,7 +187,11 @@ def _by_signal(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> list[R
     if not _ABORT.match(text):
         return None
     follows = i + 1 < len(lines) and _watchdog(lines[i + 1].text)[0]
-    return [] if follows else [Reason(line.number, "signal", None, "SIGABRT", text[:300], STRONG, line)]
+    tagged = TAGGED_RANK.search("\n".join(each.text for each in lines[i : i + 3]))
+    rank = int(tagged[1]) if tagged is not None else None
+    further = lines[i + 1].text[:300] if i + 1 < len(lines) and "what():" in lines[i + 1].text else ""
+    message = f"{text[:300]}\n{further}" if further else text[:300]
+    return [] if follows else [Reason(line.number, "signal", None, "SIGABRT", message, STRONG, line, rank=rank)]
 
 
 def _of_native(line: Line, found: Native) -> Reason:
@@ -223,13 +235,19 @@ def _final(lines: Sequence[Line], i: int) -> bool:
     return all(line.text != GAP and is_aftermath(line.text) for line in lines[i + 1 : i + 200])
 
 
-def _without_repeats(found: list[Reason]) -> list[Reason]:
-    """One reason for each of the lines of one container's failure: the line with the detail."""
+def _without_repeats(found: list[Reason], ended: Sequence[int]) -> list[Reason]:
+    """One reason for each of the lines of one container's failure: the line with the detail.
+
+    Args:
+        found: the reasons.
+        ended: the numbers of lines by which srun reports an end.
+    """
     kept: list[Reason] = []
     last = 0
     for each in found:
         both = kept and each.kind == kept[-1].kind == "spawn" and each.message.startswith("the container")
-        if both and each.number - last <= 12 and kept[-1].message.startswith("the container"):
+        apart = any(last < number < each.number for number in ended)
+        if both and not apart and each.number - last <= 12 and kept[-1].message.startswith("the container"):
             last = each.number
             if _detail(each.message) > _detail(kept[-1].message):
                 kept[-1] = each

@@ -16,12 +16,20 @@ from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.untangle import HEADER, untangled
 
+CUT_LINES = 3
+"""Lines at the beginning of a log among which the end of a traceback may be."""
 STACKS_LIMIT, STACKS_LINES = 65536, 400
 _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
+# "RuntimeError: Rank 5, node n3, device 5, iteration 104: ...": the program's own rank.
+_OWN_RANK = re.compile(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
+# Of Gaudi's and Ascend's runtimes.
+TAGGED_RANK = re.compile(r"(?:\[Rank:|\bRankID:)(\d{1,6})\b")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
-_LOGGED = re.compile(r"\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b")
-_CAUGHT = re.compile(r"(?i)\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread ")
+_LOGGED = re.compile(r"^[EWF]\d{4} \d\d:|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b")
+_CAUGHT = re.compile(
+    r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
+)
 _C10D = re.compile(r"\[[WEFI]\d{0,4}[ \d:.]")
 _OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
 _FATAL = re.compile(r"Fatal Python error: (.{1,100})$")
@@ -85,7 +93,8 @@ def tracebacks(lines: Sequence[Line]) -> list[Raised]:
         return []
     # torch's hook prints uncaught exceptions only: what follows a type with that label is its message.
     by_hook = lines[0].rank is not None
-    if not by_hook and ": " not in lines[0].text and not any(map(_is_of_traceback, lines)):
+    begins = any(": " in line.text for line in lines[:CUT_LINES])
+    if not by_hook and not begins and not any(map(_is_of_traceback, lines)):
         return []
     sorted_out = [line for line in lines if not _C10D.match(line.text)] if by_hook else untangled(lines)
     found: list[Raised] = []
@@ -93,7 +102,10 @@ def tracebacks(lines: Sequence[Line]) -> list[Raised]:
         part = [] if is_gap else list(group)
         texts = [line.text for line in part]
         cut = bool(part) and part[0] is lines[0]
-        found += [_raised(part, each) for each in traceback_text.tracebacks(texts, whole=by_hook, cut=cut)]
+        end = 0
+        for each in traceback_text.tracebacks(texts, whole=by_hook, cut=cut):
+            found.append(_raised(part, each, end))
+            end = each.end
     return found or (_without_frames(sorted_out) if by_hook else [])
 
 
@@ -110,14 +122,18 @@ def _without_frames(lines: Sequence[Line]) -> list[Raised]:
     return []
 
 
-def _raised(lines: Sequence[Line], found: traceback_text.Traceback) -> Raised:
+def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int = 0) -> Raised:
+    """Return an exception; ``after``: the line at which the traceback before it ends."""
     own = lines[found.first : found.end]
     prefix = own[0].text[: max(0, own[0].text.find(HEADER))]  # of one without a header: empty
-    before = lines[found.first - 1].text if found.first else ""
+    before = lines[found.first - 1].text if found.first > after else ""
     logged = bool(_LOGGED.search(prefix[:200])) or (not prefix.strip() and _is_logged(before))
-    spawned = _SPAWNED.search("\n".join(line.text for line in own))
+    spawned = _SPAWNED.search("\n".join([before, *(line.text for line in own)]))
     named = _RANK.search(prefix[-200:]) or (_RANK.search(before[-200:]) if logged else None)
-    rank = int(spawned[1]) if spawned is not None else int(named[1]) if named is not None else found.rank
+    message = found.exception.message[:2000]
+    stated = (_OWN_RANK.match(message) or TAGGED_RANK.search(message)) if found.rank is None else None
+    which = spawned or named or stated
+    rank = int(which[1]) if which is not None else found.rank
     numbers = frozenset(line.number for line in own)
     text = "\n".join(_without(line.text, prefix) for line in own) + "\n"
     return Raised(
@@ -206,6 +222,7 @@ def _of_stacks(text: str) -> bool:
 __all__ = [
     "HEADER",
     "SIGNALS",
+    "TAGGED_RANK",
     "Crash",
     "Raised",
     "crashes",

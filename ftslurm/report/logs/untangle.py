@@ -105,6 +105,8 @@ class _Sorter:
                 each.frames += 1
                 each.wants_source = True
                 each.last_frame = text
+            elif each.wants_source and each.last_frame.startswith("File") and not _EXCEPTION.match(text):
+                each.wants_source = False  # of a text whose indentation is lost
             elif text[:1].isspace() or not text.strip():
                 each.wants_source = False
             elif self.is_last(each, i, text):
