@@ -27,7 +27,10 @@ _MISMATCH = re.compile(
     rf"(?:.{{0,2000}}?, but {_FINGERPRINT.format(2)})?",
     re.DOTALL,
 )
-_BOILERPLATE = re.compile(r" Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\.")
+_BOILERPLATE = re.compile(
+    r" This is typically caused by a remote worker crashing\..{0,200}\Z"
+    r"| Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\."
+)
 # Of subprocess.CalledProcessError.
 _CHILD = re.compile(
     r"Command '?(?P<command>.*?)'? (?:returned non-zero exit status (?P<status>-?\d+)|"

@@ -202,7 +202,7 @@ def not_importable(e: Evidence) -> bool:
     return e.exception in ("ImportError", "ModuleNotFoundError") or (e.module, e.exception) == ("runpy", "_Error")
 
 
-_REFUSED = re.compile(r"[\w./-]{1,200}: error: ")
+_REFUSED = re.compile(r"[\w./-]{1,200}: error: |(?:ERROR|Error): ")
 
 
 def wrong_usage(e: Evidence) -> bool:

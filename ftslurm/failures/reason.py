@@ -27,6 +27,7 @@ _AGAIN_LIMIT = 200  # characters
 _CLEANUP = re.compile(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
 """Functions that a ``finally`` or a handler calls to clean up."""
 _CODE = re.compile(r"-?\d*")
+_REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner|above|previous|original|causing) (?:exception|error)")
 _CAUGHT = re.compile(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
 """Of torch's ExceptionWrapper: it repeats the type, and adds the place of the other process or thread."""
 _SPAWNED = re.compile(r"ProcessRaisedException: Process (\d+) terminated with the following error$")
@@ -43,7 +44,7 @@ def reason(exception: ExceptionRecord) -> ExceptionRecord:
     (``except ImportError: train_without_it()``). A rejected command line is a reason by itself.
     """
     for _ in range(_STEPS):
-        inner = _behind_exit(exception) or _elsewhere(exception) or _masked(exception)
+        inner = _behind_exit(exception) or _referred_to(exception) or _elsewhere(exception) or _masked(exception)
         if inner is None:
             break
         exception = inner
@@ -54,6 +55,13 @@ def _behind_exit(exception: ExceptionRecord) -> ExceptionRecord | None:
     if exception.type != EXIT or refuses_arguments(exception):
         return None
     return exception.cause or handled(exception)
+
+
+def _referred_to(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return the cause to which a message refers for the reason: ``See inner exception for details.``"""
+    if exception.cause is None or _REFERS.search(exception.message) is None:
+        return None
+    return replace(exception.cause, raised_again=exception.cause.raised_again or exception.type)
 
 
 def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:
@@ -71,6 +79,8 @@ def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:
         inner = embedded(text)
         if inner is not None:
             frames = _with_own(inner.frames, exception.frames)
+            if inner.type.endswith("Group") and not inner.exceptions:
+                inner = replace(inner, exceptions=exception.exceptions)
             return replace(inner, frames=frames, raised_again=_again(exception, inner))
     return None
 

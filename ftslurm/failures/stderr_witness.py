@@ -94,6 +94,7 @@ _WENT_ON = re.compile(
 _GOES_ON = re.compile(
     r"(?i)\b(retrying|(will|to) retry|continuing|skipping|ignoring|falling back|resuming|using (the )?defaults?)\b"
 )
+_ERRORS = ("error", "critical")
 _ENDS = re.compile(
     r"(?i)\b(?:exit(?:ed|ing)?|terminat(?:ed|ing)|abort(?:ed|ing)?|shut(?:ting)? ?down|kill(?:ed|ing)|clean(?:ed"
     r"|ing)? ?up"
@@ -161,7 +162,8 @@ def went_on(line: str) -> bool:
     if _GOES_ON.search(line) is not None:
         return True
     # A line with a time or a level may be the program's last.
-    return _WENT_ON.match(line) is not None and _ENDS.search(line) is None
+    found = _WENT_ON.match(line)
+    return found is not None and found[1].lower() not in _ERRORS and _ENDS.search(line) is None
 
 
 def is_aftermath(text: str) -> bool:

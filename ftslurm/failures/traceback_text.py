@@ -35,6 +35,14 @@ _ENDINGS = re.compile(
 _SHOWN = re.compile(
     r"((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception))\((?:(\d{1,4}), )?([\"'])(.{1,1000}?)\3,?\)"
 )
+# IPython: "KeyError      Traceback (most recent call last)", "Cell In[3], line 2", "File ~/x.py:7, in f(a)".
+_NOTEBOOK = re.compile(r"(?P<type>[A-Za-z_]\w{2,80}) {2,120}Traceback \(most recent call last\):?")
+_CELL = re.compile(
+    r"(?:Cell |Input )In ?\[(?P<cell>\d{1,6})\], (?:line (?P<line>\d{1,9})|in )"
+    r"|File (?P<file>\S{1,400}?):(?P<number>\d{1,9}),"
+    r" in (?P<function>[\w.<>]{1,120})"
+)
+NOTEBOOK_LINES = 400
 _LEVELS = frozenset(("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "NOTE", "NOTICE", "TRACE"))
 _THREAD = re.compile(r"Exception in thread (.{1,200}?):?\s*$")
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
@@ -42,7 +50,8 @@ _GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
 _DIGITS = re.compile(r"\d")
 # The line before a traceback that belongs to the message of the exception above it.
 _INTRODUCES = re.compile(
-    r"(with the following error|-- Process \d+ terminated|Original [Tt]raceback|\"\"\"|'''|[Rr]emote [Tt]raceback)"
+    r"(with the following error|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
+    r"|'''|[Rr]emote [Tt]raceback)"
     r"[^\n]{0,20}$"
 )
 # A first line of a message whose reason is in its further lines.
@@ -53,7 +62,8 @@ _SEVERAL = re.compile(
 _ALSO = re.compile(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"/job:|The actor is dead|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net|Call to|Connection"
+    r"/job:|The actor is dead|\[Rank \d+ Error|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net"
+    r"|Call to|Connection"
     r"|Cuda failure|Error)\b"
 )
 _TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
@@ -138,7 +148,7 @@ def tracebacks(lines: Sequence[str], *, whole: bool = False, cut: bool = False) 
         found.append(_Chain("", [("", last)], []))
         at = last.end
     while at < len(lines):
-        block = _block(lines, at, whole=whole) if HEADER in lines[at] else None
+        block = (_of_notebook(lines, at) or _block(lines, at, whole=whole)) if HEADER in lines[at] else None
         if block is None and is_frame(lines[at]):
             end = frames_end(lines, at)
             block = _without_beginning(lines, at, end, whole=whole)
@@ -345,6 +355,26 @@ def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = 
         if HEADER in line:
             return None
         at += 1
+    return None
+
+
+def _of_notebook(lines: Sequence[str], first: int) -> _Block | None:
+    """Return the exception of a traceback as IPython prints it: its type before the header, its message at the end."""
+    head = _NOTEBOOK.fullmatch(lines[first][:LINE_LIMIT].rstrip())
+    if head is None:
+        return None
+    frames: list[Frame] = []
+    for at in range(first + 1, min(len(lines), first + NOTEBOOK_LINES)):
+        line = lines[at][:LINE_LIMIT]
+        cell = _CELL.match(line)
+        if cell is not None:
+            number = int(cell["line"] or cell["number"] or 1)
+            frames.append(Frame(cell["file"] or f"In[{cell['cell']}]", number, cell["function"] or "<module>"))
+        elif frames and line.startswith(("-->", "---->")):
+            frames[-1] = replace(frames[-1], source=line.lstrip("->").strip().partition(" ")[2].strip() or None)
+        elif line.startswith((f"{head['type']}: ", f"{head['type']}\n")) or line.rstrip() == head["type"]:
+            record = _typed(line)
+            return _Block(replace(record, frames=tuple(frames)), first, at + 1, 0, "") if record is not None else None
     return None
 
 

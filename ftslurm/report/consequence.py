@@ -42,6 +42,11 @@ _ADVICE = {
 _IN_LOGS = (
     "These logs have no earlier failure of another rank: it may have finished early, hung, or its output is elsewhere."
 )
+_AGAIN_IN_LOGS = (
+    "No rank of this attempt failed before it: see the attempts before; what was left of them, as a port or a"
+    " store, may"
+    " have been in the way."
+)
 _PARTED = (
     "All ranks of a group must call the same collectives in the same order: see what led these to different places."
 )
@@ -261,7 +266,9 @@ def is_own_statement(failed: FailedWorker) -> bool:
     return not is_library(frame.file) and (frame.source or "").lstrip().startswith("raise")
 
 
-def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: bool, places: int = 1) -> str | None:
+def advice(
+    worker: FailedWorker, found: Origin | None, world: int, *, recorded: bool, places: int = 1, attempt: int = 1
+) -> str | None:
     """Return advice on a broken connection that agrees with what it follows from; None: that of its cause is right.
 
     Args:
@@ -270,6 +277,7 @@ def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: 
         world: the number of ranks; a single one has no peers.
         recorded: whether the ends of the other ranks are recorded, as they are not in logs.
         places: the number of places at which the ranks waited.
+        attempt: in logs, which one it was.
     """
     if found is not None:
         it = "it" if len(found.ranks) == 1 else "they"
@@ -282,7 +290,8 @@ def advice(worker: FailedWorker, found: Origin | None, world: int, *, recorded: 
     if by_store and "clients joined" in worker.what:
         return "Fewer processes joined than the script's world_size: see which did not come, and where to."
     if not recorded:
-        return _IN_LOGS if worker.cause.name in ("peer-reset", "collective-timeout") else None
+        usual = worker.cause.name in ("peer-reset", "collective-timeout")
+        return (_AGAIN_IN_LOGS if attempt > 1 else _IN_LOGS) if usual else None
     if worker.exception is not None and by_store:
         if _OF_GROUP.search(worker.exception.message):
             came = f", of which there are {world} here" if world else ""

@@ -306,7 +306,8 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         inner = _judged(raised, stderr, rows)
     if said.of_child:
         why = said.found.text if inner is None else inner.what.split("\n", 1)[0]
-        head = first.partition(" of the command ")[0]
+        compiled = plain.cause.name == "extension-build"
+        head = plain.cause.title if compiled else first.partition(" of the command ")[0]
         what = f"{head} ({why}, from {said.source}){')' * (head.count('(') - head.count(')'))}"
         usable = inner is not None and not inner.cause.cascade and (not inner.cause.vague or plain.cause.vague)
         cause = inner.cause if inner is not None and usable else plain.cause

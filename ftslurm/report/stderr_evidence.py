@@ -139,7 +139,10 @@ def _of_compiler(text: str) -> Witness | None:
     from ftslurm.failures.stderr_witness import LOGGED, Witness
 
     found = _COMPILER_ERROR.search(text)
-    return Witness(LOGGED, cut_middle(found[0].strip(), _CHILD_LIMIT)) if found is not None else None
+    if found is None:
+        return None
+    place, colon, text = found[0].strip().partition(": ")
+    return Witness(LOGGED, cut_middle(f"{place.rpartition('/')[2]}{colon}{text}", _CHILD_LIMIT))
 
 
 def _of_kernel(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:

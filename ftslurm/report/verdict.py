@@ -279,7 +279,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         elif not proved or source is not None:
             places = consequence.waiting_places(this.failed, this.following) if source is None else []
             world, number = this.world_size or 0, len(places)
-            advice = consequence.advice(worker, source, world, recorded=recorded, places=number)
+            advice = consequence.advice(worker, source, world, recorded=recorded, places=number, attempt=this.number)
     first = worker_failure(this.number, health.explained(snapshot, files, worker), tails, this.cwd)
     recent = next(iter(attempts_of(snapshot, files)), None) if recorded else None
     followers = this.following.get(worker.cause.name, ()) if worker.cause.cascade else ()

@@ -168,6 +168,9 @@ FAMILIES = {
     "the job and its tasks": ("slurm-771.out 771_0.err 771_1.err", "0 1 -"),
     "folders": ("771/rank0/stderr 771/rank1/stderr 771/rank1/stdout", "0 1 1"),
     "local ranks": ("local_rank0.log local_rank1.log", "l0 l1"),
+    "ranks and what started them": ("main.log rank_0.log rank_1.log", "0 1 -"),
+    "tasks of nodes and the batch script": ("slurm-7.out gpunode1-0.log gpunode2-1.log", "0 1 -"),
+    "nodes behind the stream": ("out.n1 out.n2", "n1 n2"),
 }
 BELOW = {
     "the ranks' folder beside the job's output": ("job-88.out logs/rank_0.log logs/rank_1.log", 3),
@@ -181,6 +184,7 @@ OTHERS = {
     "dates": ("2026-11-20_train.log 2026-11-21_train.log", "2026-11-21_train.log"),
     "runs of a day": ("train_20261121_090000.log train_20261121_180000.log", "train_20261121_180000.log"),
     "other programs": ("eval.log train.log", "train.log"),
+    "texts beside jobs": ("slurm-5001.out slurm-5002.out notes.txt", "slurm-5002.out"),
     "rotated": ("train.log.2 train.log.1 train.log", "train.log"),
 }
 

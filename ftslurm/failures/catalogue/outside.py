@@ -7,7 +7,8 @@ from ftslurm.failures.predicates import at_end, either, kind, scheduler, spawned
 from ftslurm.failures.retryability import PERHAPS
 
 ROWS: tuple[Cause, ...] = (
-    Cause("step-refused", "Slurm refused the step", PRIMARY, spawned("^srun: Unable to"),
+    Cause("step-refused", "Slurm refused the step", PRIMARY,
+          spawned("^srun: (Unable to|Only allocated|Invalid|Requested|More |No |Step |Job )"),
           "Compare what srun asks for (memory, GPUs, tasks, nodes) with what the job has: scontrol show job.",
           not_for="a program that cannot be started", restart=POINTLESS, blame=PERHAPS),
     Cause("step-layout", "the step's tasks do not fit the CPUs that it has", PRIMARY,

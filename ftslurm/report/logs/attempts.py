@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from ftslurm.report.logs.attempt_log import of_launcher
 from ftslurm.report.logs.end import End, Ends, JobEnd
 from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
-from ftslurm.report.logs.success import ends_well, says_again, works
+from ftslurm.report.logs.success import ends_well, says_again, says_completed, works
 from ftslurm.report.logs.table import OF_TABLE, seconds_between
+from ftslurm.report.logs.tracebacks import names_rank
 from ftslurm.report.logs.untangle import HEADER
 
 HEAD = 6
@@ -38,6 +40,7 @@ _BANNER = re.compile(r"(?i)(?:[=\-#*]{3,} ?|\+ (?:echo )?)(?:re-?try|(?:re)?star
 _REST_OF_TABLE = re.compile(rf"{OF_TABLE.pattern}|={{10,}}$|\S{{1,300}} FAILED$|Root Cause \(first")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
 _OF_WORKER = re.compile(r"\S{1,400}\.py:\d+: \w*Warning: ")
+_SCRIPT = re.compile(r' {2}File "([^"\n]{1,400})", line \d{1,9}, in <module>')
 _LAUNCHER_ENDS = re.compile(
     r"/torchrun\"|torch/distributed/(?:run|launch)\.py\"|ChildFailedError|SignalException|death signal"
 )
@@ -72,6 +75,7 @@ def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
         evidence = sorted([*evidence, *(line.number for line in lines if HEADER in line.text)])
     kept: list[int] = []
     previous = -1
+    borders = [border for border in borders if border in announced or not _another_program(lines, border)]
     for border in borders:
         # An attempt ends with something; else the first lines appear again for another reason.
         if any(previous < number < border for number in evidence):
@@ -188,7 +192,13 @@ def _restarted(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
     rest = [line for line in lines if line.number > own[-1].number and line.text.strip()]
     if any(_LAUNCHER_ENDS.search(line.text) for line in rest):
         return
-    if not any(_OF_WORKER.match(line.text) or works(line.text) or line.rank is not None for line in rest):
+    if not any(
+        _OF_WORKER.match(line.text)
+        or works(line.text)
+        or line.rank is not None
+        or (names_rank(line.text) is not None and says_completed(line.text))
+        for line in rest
+    ):
         return  # a batch script's own words
     began = next((line.number for line in rest if not line.text.startswith((" ", "srun", "slurm"))), None)
     if began is not None:
@@ -210,6 +220,19 @@ def _known_begin(rest: Sequence[Line], masked: Sequence[str], most: int) -> bool
         return False
     places = [i for i, text in enumerate(masked) if text == first[0] and list(masked[i : i + len(first)]) == first]
     return 1 < len(places) <= most + 2
+
+
+def _another_program(lines: Sequence[Line], border: int) -> bool:
+    """Whether the tracebacks after a line are of other scripts than those before: the batch script's next step."""
+    before = _scripts(line for line in lines if line.number < border)
+    after = _scripts(line for line in lines if line.number >= border)
+    return bool(before and after) and not before & after
+
+
+def _scripts(lines: Iterable[Line]) -> set[str]:
+    """Return the scripts that failed, by the outermost frames of tracebacks, without launchers."""
+    found = (_SCRIPT.match(line.text) for line in lines)
+    return {match[1] for match in found if match is not None and not of_launcher(match[1])}
 
 
 def _announced(lines: Sequence[Line]) -> list[int]:

@@ -54,6 +54,7 @@ _PROOF = re.compile(
     r"(?: {0,6}\d{1,6}: |[A-Za-z][\w-]{0,60}\d: )?(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
     r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?\d{1,6}\]<std|<std(?:out|err)>:| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
+_TIMED = re.compile(rf"^{_TIME} ")
 NARROWEST, WIDEST = 40, 300
 """Columns of a terminal."""
 _RULES, _BORDERS = "-=*#_~─━", "│|╮╯┐┘"
@@ -122,6 +123,7 @@ def _without_name(lines: list[str]) -> list[str] | None:
         if found is None or len(names) > MOST_NAMES or any(count < FEWEST for count in names.values()):
             continue
         rests = _rests(lines, found)
+        rests = _without_form(rests) or rests
         if len(names) == 1:
             return rests
         return [
@@ -145,7 +147,7 @@ def _before_all(lines: Sequence[str], form: re.Pattern[str]) -> list[re.Match[st
     # The first and the last line may be cut off.
     if len(rests) < FEWEST or len(full) - len(rests) > max(OTHERS, (1 - NEARLY_ALL) * len(full)):
         return None
-    return found if any(_PROOF.match(rest) for rest in rests) else None
+    return found if any(_PROOF.match(_TIMED.sub("", rest, count=1)) for rest in rests) else None
 
 
 def _label(name: str) -> str:

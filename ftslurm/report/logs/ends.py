@@ -65,7 +65,7 @@ _SPAWN = re.compile(
 )
 _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d{1,6}) with PID \d+ on node (?P<node>[\w.-]+) "
-    r"exited on signal (?P<signal>\d+)"
+    r"exited on +signal (?P<signal>\d+)"
 )
 _OPEN_MPI = re.compile(r" *Process name: \[\S+?,\d+\],(?P<rank>\d{1,6})\]")
 _OPEN_MPI_END = re.compile(r" *Exit code: +(?P<code>\d{1,3})")
@@ -88,6 +88,13 @@ _SHELL = re.compile(
 )
 _BARE = re.compile(rf"(?:\S{{1,300}}: line \d+: )?(?P<signal>Killed|{_NAMES})(?: +\(core dumped\))?$")
 _SUBMITIT = re.compile(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job is (?P<why>timed-out|preempted)")
+_TYPESCRIPT = re.compile(r"\[COMMAND_EXIT_CODE=\"(?P<code>\d{1,3})\"\]")  # of script(1)
+# Of a script that starts a process for each rank.
+_RANK_CODE = re.compile(
+    r"(?i)[\[(]?rank[ =:#_-]?(?P<rank>\d{1,6})[\])]?:?,? (?:\(?pid \d+\)?:? )?(?:has |was )?"
+    r"(?:exit(?:ed)?|ended|finished|returned|failed)?,?(?: with| by)?:? ?(?:exit ?)?(?:code|status"
+    r"|rc)?[ =:]{1,2}(?P<code>\d{1,3})\.?"
+)
 # Of PBS and LSF: why they ended a job.
 _BATCH_SYSTEM = re.compile(
     r"(?:=>> )?(?P<text>PBS: job killed: (?P<pbs>walltime)?.{1,200}|TERM_(?P<lsf>RUNLIMIT"
@@ -186,7 +193,7 @@ class _Reader:
             self.job.append(JobEnd(line.number, text, state, None, None, whole=False))
         elif "^C" in text and _INTERRUPT.search(text):
             self.job.append(JobEnd(line.number, text, "CANCELLED", None, None, whole=False, why=INTERRUPTED))
-        elif end := _by_launcher(line) or _by_shell(line):
+        elif end := _by_launcher(line, self.lines[i + 1].text if i + 1 < len(self.lines) else "") or _by_shell(line):
             self.processes.append(end)
 
     def by_mpi(self, line: Line) -> None:
@@ -218,6 +225,8 @@ def _end_of_mpi(text: str) -> re.Match[str] | None:
 def _said(lines: Sequence[Line]) -> list[End]:
     """Return what a script prints about an exit code as the last of all, such as seff's summary."""
     for line in reversed(lines[-LAST_LINES:]):
+        if (typescript := _TYPESCRIPT.search(line.text)) is not None:
+            return [End(line.number, "script", line.text, code=int(typescript["code"]))]
         found = _SAID.fullmatch(line.text.strip()) if "srun: " not in line.text else None
         if found is not None and line.rank is None:
             return [End(line.number, "script", line.text, code=int(found["code"]))]
@@ -226,8 +235,12 @@ def _said(lines: Sequence[Line]) -> list[End]:
     return []
 
 
-def _by_launcher(line: Line) -> End | None:
+def _by_launcher(line: Line, after: str) -> End | None:
+    """Return the end that a launcher states in a line; ``after``: the next one, in which its statement may go on."""
     text = line.text
+    if text[:40].lower().lstrip("[( ").startswith("rank") and (found := _RANK_CODE.fullmatch(text.strip())):
+        code = int(found["code"])
+        return _end(line, "script", str(128 - code if 128 < code < 160 else code), rank=int(found["rank"]))
     if "xitcode: " in text and (found := _TORCHRUN.search(text)):
         agent = _AGENT.search(text)
         end = _end(line, "torchrun", found["code"], local=int(found["local"]), pid=int(found["pid"]))
@@ -251,7 +264,7 @@ def _by_launcher(line: Line) -> End | None:
     if "Global rank " in text and (found := _COMPOSER.match(text)):
         end = _end(line, "composer", found["code"], rank=int(found["rank"]), pid=int(found["pid"]))
         return replace(end, stopped=end.signal == "SIGTERM")
-    if "noticed that process rank" in text and (found := _MPIRUN.search(text)):
+    if "noticed that process rank" in text and (found := _MPIRUN.search(f"{text} {after}")):
         return _end(line, "mpirun", f"-{found['signal']}", rank=int(found["rank"]), node=found["node"])
     return None
 

@@ -9,7 +9,7 @@ files count from 0 or 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 TOGETHER_NS = 600 * 10**9
@@ -17,7 +17,7 @@ TOGETHER_NS = 600 * 10**9
 JOB_NUMBER = 100
 _OUTPUT = re.compile(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
-    r"|(?:log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6})?)"
+    r"|(?:log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
 _DATE = re.compile(r"(?:19|20)\d\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
 _DIGITS = re.compile(r"\d+")
@@ -49,6 +49,20 @@ class Output(NamedTuple):
 def is_output(name: str) -> bool:
     """Whether a file's name is that of a job's output."""
     return _OUTPUT.fullmatch(name) is not None
+
+
+def is_of_one_job(names: Iterable[str]) -> bool:
+    """Whether the names have no more than one job's number among them."""
+    jobs: set[str] = set()
+    known = list(names)
+    if any(_rotated(name, known) for name in known):
+        return False
+    for name in known:
+        for i, number in enumerate(_numbers(name)):
+            kind = _kind(name, i)
+            if kind == "job" or (kind is None and _may_be_job(number)):
+                jobs.add(number)
+    return len(jobs) <= 1
 
 
 def family(of: str, times: Mapping[str, int]) -> list[Output]:
@@ -180,4 +194,4 @@ def _shape(name: str) -> str:
     return _STREAM.sub("", _DIGITS.sub("#", name.removesuffix(".gz")))
 
 
-__all__ = ["TOGETHER_NS", "Output", "family", "is_output"]
+__all__ = ["TOGETHER_NS", "Output", "family", "is_of_one_job", "is_output"]

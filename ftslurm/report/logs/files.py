@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftslurm.report.facts import Problem
-from ftslurm.report.logs.families import TOGETHER_NS, family, is_output
+from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_one_job, is_output
 from ftslurm.report.logs.lines import Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, read_path
 from ftslurm.report.logs.success import ends_well
@@ -46,7 +46,24 @@ def outputs(folder: Path, job: str | None = None, *, depth: int = 0) -> list[Out
         return []
     newest = max(times, key=lambda name: (times[name], name))
     found = _of_family(folder, newest, times)
+    found = found if job is not None else _with_unnumbered(folder, found, times)
     return [*_per_rank_below(folder, times[newest], found), *found] if depth and job is None else found
+
+
+def _with_unnumbered(folder: Path, found: list[Output], times: dict[str, int]) -> list[Output]:
+    """Return a job's files with those beside them that no number gives to another job, written at the same time."""
+    newest, only = max(times.values()), found
+    if not is_of_one_job(times) or any(newest - time > TOGETHER_NS for time in times.values()):
+        return found
+    read = {each.path for each in found}
+    while rest := {name: time for name, time in times.items() if folder / name not in read}:
+        more = [each for each in _of_family(folder, max(rest), rest) if each.path not in read]
+        first = 1 + max(each.part for each in found)
+        found = [*found, *(each._replace(part=first + each.part) for each in more)]
+        read |= {each.path for each in more}
+    named = [each for each in found if (each.task, each.node, each.local) != (None, None, None)]
+    # Launchers and Slurm write to the others; without files of ranks, others are of other programs.
+    return [*named, *(each for each in found if each not in named)] if named else only
 
 
 def _per_rank_below(folder: Path, written_ns: int, beside: Sequence[Output]) -> list[Output]:
@@ -107,6 +124,8 @@ def _times(folder: Path, depth: int) -> dict[str, int]:
     level = [""]
     for _ in range(depth + 1):
         found = {name: time for each in level for name, time in _times_in(folder, each).items() if is_output(name)}
+        # Text is a job's output only where nothing else is.
+        found = {name: time for name, time in found.items() if ".txt" not in name} or found
         if found:
             return dict(list(found.items())[:MAX_FILES])
         level = [f"{each}{name}/" for each in level for name in folders(folder / each)][:MAX_FOLDERS]

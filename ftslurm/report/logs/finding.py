@@ -34,7 +34,9 @@ DEATH_SIGNAL = re.compile(r"Received \S{1,20} death signal|SignalException: Proc
 _WATCHDOG = re.compile(
     r"ProcessGroupNCCL\.cpp:\d+\].{0,80}(?:Watchdog caught collective|Some NCCL operations have failed)"
 )
-_LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "ProcessExitedException"))
+_LAUNCHERS = frozenset(
+    ("ChildFailedError", "SignalException", "ProcessExitedException", "PapermillExecutionError", "CellExecutionError")
+)
 _LAUNCHER_FILES = (
     "/accelerate/commands/", "/deepspeed/launcher/", "/torch/distributed/launch.py", "/torch/distributed/run.py",
     "/lightning_fabric/strategies/launchers/", "/horovod/runner/", "/torchelastic/distributed/launch.py",
@@ -95,7 +97,7 @@ class Finder:
                     all_of_them.append(Found(other.number, other.rank, other, other.message))
                     continue
                 all_of_them.append(Found(other.number, rank, other, self._log.tail(until(whole, other.number, 30))))
-        all_of_them = [*all_of_them, *self._earlier(all_of_them, doubtful)]
+        all_of_them = _without_copies([*all_of_them, *self._earlier(all_of_them, doubtful)])
         return sorted(self._without_superseded(self._without_caught(all_of_them)), key=lambda each: each.number)
 
     def _by_launcher(self, each: Raised) -> bool:
@@ -124,7 +126,12 @@ class Finder:
         if each.line.rank is not None:
             return True
         end = self._log.end_after(each.end, rank)
-        if end is None and self._was_tried_again(each, own):
+        by_hook = any(
+            other.line.rank == rank is not None and other.begin > each.end
+            for _, raised in self._log.raised
+            for other in raised
+        )
+        if (end is None or by_hook) and self._was_tried_again(each, own):
             return False
         ordinary, gap = self._log.ordinary(own, each.end, end.number if end is not None and rank is None else None)
         if not ordinary and not gap:
@@ -237,6 +244,32 @@ class Finder:
     def _follows(self, each: Found) -> bool:
         """Whether its cause is a consequence of another rank's end."""
         return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def _without_copies(found: Sequence[Found]) -> list[Found]:
+    """Leave out exceptions that a controller prints again, of which it names the rank: the first one gets that."""
+    kept: list[Found] = []
+    for each in sorted(found, key=lambda one: one.number):
+        first = next((i for i, other in enumerate(kept) if _is_copy(each, other)), None)
+        if first is None:
+            kept.append(each)
+        else:
+            kept[first] = kept[first]._replace(rank=kept[first].rank if each.rank is None else each.rank)
+    return kept
+
+
+def _is_copy(each: Found, first: Found) -> bool:
+    if not (isinstance(each.thing, Raised) and isinstance(first.thing, Raised)):
+        return False
+    # Processes of Ray: each has its own label.
+    ours = each.thing.line.node or "", first.thing.line.node or ""
+    other = ours[0] != ours[1] and " pid " in f" {ours[1]}" and each.rank != first.rank
+    return other and first.rank is None and _text_of(each.thing) == _text_of(first.thing)
+
+
+def _text_of(raised: Raised) -> tuple[str, str]:
+    exception = reason(raised.exception)
+    return exception.type, exception.message
 
 
 def _is_labelled(each: Found) -> bool:

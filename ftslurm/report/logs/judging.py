@@ -6,6 +6,7 @@ reaction. A rank that is not named stays unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
@@ -17,11 +18,14 @@ from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
 from ftslurm.report.logs.end import JobEnd, nodes_of
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.last_resort import last_resort
-from ftslurm.report.logs.lines import Line
+from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher, was_survived
 from ftslurm.report.logs.rank_errors import has_waited, is_cascade, oom_error, with_memory
-from ftslurm.report.logs.tracebacks import Raised
+from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
+from ftslurm.report.logs.tracebacks import Raised, names_rank
 from ftslurm.text import plural, ranges
+
+_OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     matcher.match(finder.found())
     errors, tails = matcher.errors, matcher.tails
     job, notes = _job_end(log, errors), _notes(log, finder, errors)
+    well = _went_well(log, errors)
+    if errors and well:
+        notes.append(f"the log's last line states success: {log.lines[-1].text.strip()[:200]}")
+        errors, tails = {}, {}
     first = min((error.order for error in errors.values()), default=None)
     state = failed_node = None
     if job is not None and job.state == "CANCELLED" and any(number < job.number for number in log.ends.oom):
@@ -74,11 +82,14 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     else:
         if job is not None:
             notes.append(f"later: {job.text.strip()[:200]}")
+        elif errors and first is not None:
+            later = next((end for end in log.ends.job if end.why and end.number > first), None)
+            notes += [f"later: {later.why}"] if later is not None else []
         job = None
     if not errors and state == "OUT_OF_MEMORY":
         error = oom_error(log)
         errors[error.rank], tails[error.rank] = error, log.tail(log.lines)
-    if not errors and state is None and (resort := last_resort(log, finder.late)) is not None:
+    if not errors and state is None and not well and (resort := last_resort(log, finder.late)) is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
     errors = {number: with_memory(log, error) for number, error in errors.items()}
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
@@ -97,6 +108,18 @@ def _job_end(log: AttemptLog, errors: Mapping[int, RankError]) -> JobEnd | None:
         return whole[0]
     ended = [end for end in log.ends.processes if not end.stopped and end.code != 0]
     return log.ends.job[0] if log.ends.job and not errors and not ended else None
+
+
+def _went_well(log: AttemptLog, errors: Mapping[int, RankError]) -> bool:
+    """Whether the last line states success: a batch script's, of an exit code without a reason; pytest's, of"
+    " anything."""
+    last = next((line for line in reversed(log.lines) if line.text.strip() and line.text != GAP), None)
+    if last is None or last.rank is not None:
+        return False
+    bare = all(error.kind == "exit" and error.message.startswith("exit code") for error in errors.values())
+    launched = any(end.by in ("table", "torchrun") for end in log.ends.processes)
+    zero = bare and not launched and not last.text.startswith("+ ") and says_zero(last.text)
+    return zero or tests_passed(last.text)
 
 
 def _follow(errors: Mapping[int, RankError], job: JobEnd) -> bool:
@@ -119,6 +142,8 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
     late = late - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
     if errors and len(late) * 2 <= len(errors) and not late & errors.keys():
         notes += [f"rank {ranges(late)} printed no time-out of a collective: look there first"] if late else []
+    if errors and all(is_cascade(error) for error in errors.values()):
+        notes += _finished(log, errors)
     survived = [end for end in log.ends.processes if was_survived(log, end)]
     if survived and not errors:
         notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")
@@ -132,6 +157,16 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
         follow = plural(count, "line") if count <= OTHERS_LINES else "many lines"
         notes.append(f"not known to have ended a rank, because {follow} of output follow: {_first_line(last)}{place}")
     return notes
+
+
+def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return what ranks said that had done their work, while the others lost their connections."""
+    found: dict[int, str] = {}
+    for line in log.lines:
+        rank = line.rank if line.rank is not None else names_rank(line.text[:60])
+        if rank is not None and rank not in errors and says_completed(_OWN_NAME.sub("", line.text, count=1)):
+            found[rank] = line.text.strip()[:120]
+    return [f'rank {rank} had finished: "{text}"' for rank, text in sorted(found.items())[:2]]
 
 
 def _first_line(raised: Raised) -> str:

@@ -32,7 +32,7 @@ _IN_WORDS = re.compile(
     r"(?i)\b(?:error|err|fatal|failed|failure|failing|fails|exception|abort(?:ed|ing)?|panic|cannot|could not"
     r"|couldn't|can't"
     r"|unable to|timed out|not found|no such|denied|refused|exhausted|exceeded|crashed|killed|corrupt(?:ed)?|invalid"
-    r"|core dumped|out of memory|lost connection|unreachable)\b|\w(?:Error|Exception)\b"
+    r"|core dumped|out of memory|lost connection|unreachable)\b|(?-i:\w(?:Error|Exception)\b)"
 )
 _HARMLESS = re.compile(
     r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{4} |\[W |: [IW] \S{1,200}:\d+\]|\b(?:0"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
+from ftslurm.dataclasses import replace
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
@@ -12,6 +13,9 @@ from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong,
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, is_cascade, of_end, with_end, with_first, with_quote
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.tracebacks import Raised
+
+_KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
+"""Signals that nothing sends to end a job in order."""
 
 
 class Matcher:
@@ -38,11 +42,14 @@ class Matcher:
                 self.errors[each.rank], self.tails[each.rank] = error_of(self._log, each.thing, each.rank), each.tail
         open_ends = self._open_ends()
         unnamed = [each for each in strong if each.rank is None]
+        open_ends |= self._failed_before_they_were_stopped(unnamed, open_ends)
         self._match_unnamed(unnamed, open_ends)
         if not self.errors:
             self._match_weak([each for each in found if each not in strong])
         if not self.errors:
             self._bare()
+        elif all(map(is_cascade, self.errors.values())):
+            self._earlier_end()
 
     def _is_better(self, each: Found, known: RankError) -> bool:
         """Whether a later reason of a rank replaces the known one: a rank that fails again had caught the first."""
@@ -79,6 +86,10 @@ class Matcher:
         exits = [each for each in (unnamed if sole else primary) if kind_of(each.thing) != "signal"]
         self._match_signals(unnamed, rest)
         by_exit = {rank: end for rank, end in rest.items() if end.signal is None}
+        earliest = self._before_the_others(unnamed, primary, by_exit)
+        if earliest is not None:
+            self._give(primary[0], earliest, by_exit.pop(earliest))
+            unnamed, exits = [each for each in unnamed if each is not primary[0]], []
         alike = {headline_of(each.thing) for each in exits}
         others = [each for each in unnamed if kind_of(each.thing) != "signal"]
         # With tracebacks of others between them, the rank whose end was noticed first may be one of the others.
@@ -100,6 +111,28 @@ class Matcher:
             if len(by_exit) == 1 and isinstance(each.thing, Raised):
                 self.errors[UNKNOWN - i] = with_first(self.errors[UNKNOWN - i], next(iter(by_exit)))
             self.tails[UNKNOWN - i] = each.tail
+
+    def _failed_before_they_were_stopped(self, unnamed: Sequence[Found], ends: Mapping[int, End]) -> dict[int, End]:
+        """Return the ends of ranks that the launcher stopped, if as many ranks as there are printed the same reason."""
+        rows = {end.rank: end for end in self._log.ends.processes if end.by == "table" and end.rank is not None}
+        alike = len({headline_of(each.thing) for each in unnamed}) == 1 and len(unnamed) == len(rows)
+        codes = {end.code for end in ends.values()}
+        if not alike or not ends or len(codes) != 1 or codes & {None}:
+            return {}
+        code = codes.pop()
+        stopped = {rank: end for rank, end in rows.items() if end.stopped and rank not in ends}
+        return {rank: replace(end, code=code, signal=None, stopped=False) for rank, end in stopped.items()}
+
+    def _before_the_others(
+        self, unnamed: Sequence[Found], primary: Sequence[Found], ends: Mapping[int, End]
+    ) -> int | None:
+        """Return the only rank that ended between the only exception with a reason of its own and all that follow."""
+        following = [each.number for each in unnamed if each not in primary]
+        if len(primary) != 1 or not following or kind_of(primary[0].thing) == "signal":
+            return None
+        begin, end = last_line_of(primary[0].thing), min(following)
+        between = [rank for rank, each in ends.items() if begin < each.number < end]
+        return between[0] if len(between) == 1 and len(ends) > 1 else None
 
     def _is_of_aborted(self, each: Found) -> bool:
         """Give an exception to the only rank whose watchdog aborted it with the same text; return whether it did."""
@@ -189,6 +222,16 @@ class Matcher:
             if not end.stopped and end.code != 0 and not self._log.ranks_of(end) and not was_survived(self._log, end):
                 self.errors[UNKNOWN] = of_end(end, UNKNOWN)
                 self.tails[UNKNOWN] = self._log.tail([line for line in self._log.lines if line.number <= end.number])
+                return
+
+    def _earlier_end(self) -> None:
+        """Add the end of a process of unknown rank from which all failures may follow, such as of a node's launcher."""
+        first = min(error.order for error in self.errors.values())
+        for end in self._log.ends.processes:
+            known = self._log.ranks_of(end) or end.stopped or end.oom or end.number >= first
+            if not known and end.signal in _KILLS and not was_survived(self._log, end):
+                self.errors[UNKNOWN] = of_end(end, UNKNOWN)
+                self.tails[UNKNOWN] = end.text
                 return
 
     def _follows(self, each: Found) -> bool:

@@ -19,6 +19,7 @@ from ftslurm.report.logs.tracebacks import Crash, Raised
 UNKNOWN = -1
 """The first of the numbers of unknown ranks: each has its own negative one."""
 XIDS = 4
+LOCAL = ("localhost", "localhost.localdomain")
 # Slurm measures a step's memory and kills it by itself: the kernel and its counters have no part in it.
 _BY_SLURM = re.compile(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit")
 _OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
@@ -43,7 +44,7 @@ def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = Non
         error = replace(error, exit_code=thing.code, signal=thing.signal)
         if "of the batch script)" in thing.message:
             error = replace(error, quotes=tuple(log.environment(thing.number)))
-    node = node or log.node_of(thing.line)
+    node = (node if node not in LOCAL else None) or log.node_of(thing.line)
     return replace(error, node=node, local_rank=thing.line.local)
 
 
@@ -72,7 +73,8 @@ def with_end(error: RankError, end: End) -> RankError:
     """Return the record with what an end states."""
     code = end.code if end.code is not None and error.kind != "signal" else error.exit_code
     sole = nodes_of(end.node)
-    node = sole[0] if len(sole) == 1 else error.node
+    # Each node's torchrun may call it so.
+    node = sole[0] if len(sole) == 1 and sole[0] not in LOCAL else error.node
     local = end.local if end.local is not None else error.local_rank
     pid = end.pid if end.pid is not None else error.pid
     return with_quote(replace(error, exit_code=code, node=node, host=node, local_rank=local, pid=pid), end)

@@ -72,6 +72,8 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
      "spawn", None, "{m}", STRONG),
     (re.compile(r"srun: error: (?P<m>Unable to (?:create step|confirm allocation|allocate).{0,300})"),
      "spawn", None, "srun: {m}", WEAK),
+    (re.compile(r"srun: (?:error|fatal): (?P<m>(?:Only allocated|Invalid|Requested|More |No |Step |Job )"
+                r"(?!.*\bon hold).{3,300})"), "spawn", None, "srun: {m}", STRONG),
     (re.compile(r"^\S{0,300}slurm_script: line \d+: (?P<m>\$'\\r'): command not found$"), "exit", 127,
      "the batch script has DOS line ends: {m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: (?P<m>can't (?:open file|find '__main__' module in) .{1,400})"),
@@ -110,12 +112,16 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
                 r"|Host key verification failed)\.?)$"),
      "exit", 255, "ssh: {m}", WEAK),
     (re.compile(r"^(?P<m>ssh: (?:connect to host|Could not resolve hostname) .{1,300})$"), "exit", 255, "{m}", WEAK),
+    (re.compile(r"^(?P<m>(?:ERROR|Error): (?:Could not consume arg|The function received|Cannot find key|No such option"
+                r"|No such command|Missing (?:option|argument|command)|Invalid value for|Got unexpected extra argument)"
+                r".{0,400})$"), "exit", 2, "{m}", WEAK),
     (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m}", WEAK),
 )  # fmt: skip
 # Nearly all lines are none: one search for each.
 _MAYBE = re.compile(
-    r"rror|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to|can't |No module"
+    r"rror|ERROR: |sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to"
+    r"|can't |No module"
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't"
 )

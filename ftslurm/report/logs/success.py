@@ -26,6 +26,12 @@ _AGAIN = re.compile(
 )
 _TRAINED = re.compile(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
 _WORKS = re.compile(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")
+_ZERO = re.compile(
+    r"(?i)\b(?:exit(?:ed|ing)?|finished|ended|return(?:ed)?|rc|status)\b(?: with)?(?: exit)?(?: (?:code"
+    r"|status))?\W{0,3}0\W*$"
+)
+_TESTS = re.compile(r"=* ?(?P<what>\d+ (?:passed|xfailed|skipped)\b[\w ,]{0,120}) in [\d.]+s(?: \([\d:]+\))? ?=*")
+LAST_WORDS = 80
 TAIL = 12
 """Lines at the end of a log in which the program's last words are sought."""
 
@@ -34,6 +40,17 @@ def says_completed(text: str) -> bool:
     """Whether a program says by this line that it has done all of its work."""
     found = _COMPLETED.fullmatch(text.strip()[:400])
     return found is not None and _ONLY_A_PART.search(found["rest"]) is None
+
+
+def says_zero(text: str) -> bool:
+    """Whether a batch script says by this line that it ends with exit code 0."""
+    return _ZERO.search(text.strip()[-LAST_WORDS:]) is not None
+
+
+def tests_passed(text: str) -> bool:
+    """Whether a line is pytest's summary of tests of which none failed."""
+    found = _TESTS.fullmatch(text.strip())
+    return found is not None and re.search(r"\d (?:failed|errors?)\b", found["what"]) is None
 
 
 def says_again(text: str) -> bool:
@@ -64,4 +81,4 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
     return False
 
 
-__all__ = ["ends_well", "says_again", "says_completed", "works"]
+__all__ = ["ends_well", "says_again", "says_completed", "says_zero", "tests_passed", "works"]

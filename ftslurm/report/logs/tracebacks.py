@@ -23,6 +23,7 @@ _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
 # "RuntimeError: Rank 5, node n3, device 5, iteration 104: ...": the program's own rank.
 _OWN_RANK = re.compile(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
+_SNIPPET = re.compile(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # of Ray Train
 # Of Gaudi's and Ascend's runtimes.
 TAGGED_RANK = re.compile(r"(?:\[Rank:|\bRankID:)(\d{1,6})\b")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
@@ -128,11 +129,12 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
     prefix = own[0].text[: max(0, own[0].text.find(HEADER))]  # of one without a header: empty
     before = lines[found.first - 1].text if found.first > after else ""
     logged = bool(_LOGGED.search(prefix[:200])) or (not prefix.strip() and _is_logged(before))
-    spawned = _SPAWNED.search("\n".join([before, *(line.text for line in own)]))
+    whole = "\n".join([before, *(line.text for line in own)])
+    spawned = _SPAWNED.search(whole)
     named = _RANK.search(prefix[-200:]) or (_RANK.search(before[-200:]) if logged else None)
     message = found.exception.message[:2000]
     stated = (_OWN_RANK.match(message) or TAGGED_RANK.search(message)) if found.rank is None else None
-    which = spawned or named or stated
+    which = spawned or named or _SNIPPET.search(whole) or stated
     rank = int(which[1]) if which is not None else found.rank
     numbers = frozenset(line.number for line in own)
     text = "\n".join(_without(line.text, prefix) for line in own) + "\n"

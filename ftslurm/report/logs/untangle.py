@@ -80,6 +80,7 @@ class _Sorter:
         self.open: list[_Open] = []
         self.done: list[Line] = []
         self.others: list[Line] = []  # lines of others while a traceback is open
+        self.ended: dict[str, set[str]] = {}  # the last frames of tracebacks, by their last line
 
     def add(self, i: int, line: Line) -> None:
         """Read the next line."""
@@ -110,6 +111,7 @@ class _Sorter:
             elif text[:1].isspace() or not text.strip():
                 each.wants_source = False
             elif self.is_last(each, i, text):
+                self.ended.setdefault(_DIGITS.sub("0", text), set()).add(each.last_frame)
                 each.add(i, line, text)
                 self.close([each])
                 return
@@ -137,7 +139,13 @@ class _Sorter:
         if text.startswith("    "):
             return [*(each for each in [newest, *others] if each.wants_source), newest, *others]
         complete = [each for each in [newest, *others] if each.frames and not each.wants_source]
+        complete.sort(key=lambda each: not self.fits(each, text))
         return [*complete, *(each for each in [newest, *others] if each not in complete)]
+
+    def fits(self, each: _Open, text: str) -> bool:
+        """Whether a traceback ends where an equal exception was raised before, or torch's own in torch."""
+        known = self.ended.get(_DIGITS.sub("0", text))
+        return each.last_frame in known if known else ("gloo" in text) == ("/torch/distributed/" in each.last_frame)
 
     def is_last(self, each: _Open, i: int, text: str) -> bool:
         """Whether a line has the type of an exception; one of an unusual name must follow at once, and be the last."""
