@@ -13,12 +13,13 @@ from itertools import islice
 
 from ftslurm.failures.reason import reason
 from ftslurm.failures.stderr_witness import went_on
+from ftslurm.failures.traceback_text import exception_in
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of, until
 from ftslurm.report.logs.evidence import Found, is_strong, last_line_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import error_of, is_cascade
-from ftslurm.report.logs.reasons import reasons_of
+from ftslurm.report.logs.reasons import Reason, reasons_of
 from ftslurm.report.logs.success import ends_well, works
 from ftslurm.report.logs.tracebacks import Raised, crashes, is_logged_error, names_rank, was_caught
 
@@ -41,6 +42,7 @@ _LAUNCHER_FILES = (
     "/accelerate/commands/", "/deepspeed/launcher/", "/torch/distributed/launch.py", "/torch/distributed/run.py",
     "/lightning_fabric/strategies/launchers/", "/horovod/runner/", "/torchelastic/distributed/launch.py",
 )  # fmt: skip
+_MILD = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
@@ -205,7 +207,8 @@ class Finder:
         """Return the doubtful exception that is the reason if all sure ones follow from another rank's end."""
         raised = [each for each in sure if isinstance(each.thing, Raised)]
         gave_up = [line.number for line in self._log.lines if _WATCHDOG.search(line.text)]
-        noticed = [*(each.number for each in raised), *gave_up]
+        aborted = [each.number for each in sure if isinstance(each.thing, Reason) and self._follows(each)]
+        noticed = [*(each.number for each in raised), *gave_up, *aborted]
         if not noticed or not all(self._follows(each) for each in raised):
             return []
         aborts = [end for end in self._log.ends.processes if end.signal == "SIGABRT" and gave_up]
@@ -213,7 +216,23 @@ class Finder:
             return []  # an end that is no exception's: the others follow from that
         first = min(noticed)
         near = [each for each in doubtful if each.number < first]
-        return [each for each in near if self._log.between(last_line_of(each.thing), first) <= BEFORE_OTHERS][-1:]
+        near = [each for each in near if self._log.between(last_line_of(each.thing), first) <= BEFORE_OTHERS]
+        return near[-1:] or self._named_before(first)
+
+    def _named_before(self, number: int) -> list[Found]:
+        """Return the exception that the last such line before another one names: a filtered log has no tracebacks."""
+        end = bisect_left(self._log.lines, number, key=number_of)
+        for line in reversed(self._log.lines[max(0, end - BEFORE_OTHERS) : end]):
+            known = line.number in self._log.covered or _MILD.search(line.text)
+            exception = None if known else exception_in(line.text)
+            if exception is None or went_on(line.text) or was_caught(line.text):
+                continue
+            raised = Raised(exception, f"{line.text}\n", line.number, line.number, frozenset((line.number,)), line)
+            rank = self._log.rank_of(line)
+            found = Found(line.number, rank, raised, self._log.tail([*until(self._log.lines, line.number, 0)]))
+            if not self._follows(found):
+                return [found]
+        return []
 
     def _without_caught(self, found: Sequence[Found]) -> list[Found]:
         """Leave out exceptions without torch's label before one with it: its hook labels all that nothing catches.

@@ -7,7 +7,7 @@ import re
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import classify
 from ftslurm.failures.reason import CUT, reason
-from ftslurm.failures.traceback_text import open_frames
+from ftslurm.failures.traceback_text import exception_in, open_frames
 from ftslurm.records.error import ExceptionRecord, HostResources, OomKills
 from ftslurm.report.facts import RankError
 from ftslurm.report.failed_worker import evidence_of, failed_worker_of
@@ -42,6 +42,8 @@ def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = Non
     else:
         error = record(rank, thing.kind, thing.message, thing.number)
         error = replace(error, exit_code=thing.code, signal=thing.signal)
+        named = exception_in(thing.message) if thing.kind == "exit" and thing.code == 1 else None
+        error = error if named is None else replace(error, kind="exception", exception=named)
         if "of the batch script)" in thing.message:
             error = replace(error, quotes=tuple(log.environment(thing.number)))
     node = (node if node not in LOCAL else None) or log.node_of(thing.line)
@@ -121,7 +123,8 @@ def with_memory(log: AttemptLog, error: RankError) -> RankError:
 def is_cascade(error: RankError) -> bool:
     """Return whether a failure's cause is a consequence of another rank's end."""
     worker = failed_worker_of(error.rank, None, error, None, "")
-    return classify(evidence_of(worker, "")).cascade
+    # Of an abort, its last line is the evidence.
+    return classify(evidence_of(worker, error.message if error.kind == "signal" else "")).cascade
 
 
 def has_waited(error: RankError) -> bool:
