@@ -60,6 +60,8 @@ def advice_on(
         return "The kernel counted no out-of-memory kill here: look for users or tools that send SIGKILL."
     if name == "signal" and worker.signal in _OF_SIGNAL:
         return _OF_SIGNAL[worker.signal]
+    if name == "abort" and not stderr.strip() and attempt is None:
+        return "Native code, or the script itself (os.abort), aborted; these logs do not have its own last output."
     if name == "abort" and not stderr.strip():
         stacks = "its stacks show where" if worker.stacks else "PYTHONFAULTHANDLER=1 or a core file shows where"
         return f"Native code, or the script itself (os.abort), aborted without a message: {stacks}."

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import islice
 
-from ftslurm.failures.stderr_witness import went_on
+from ftslurm.failures.stderr_witness import went_on, witness
 from ftslurm.report.logs.boxes import unboxed
 from ftslurm.report.logs.end import End, Ends, nodes_of
 from ftslurm.report.logs.ends import ends_of
@@ -172,7 +172,10 @@ class AttemptLog:
         unlabelled = (line for line in self.lines if line.rank is None and line.task is None and line.local is None)
         unlabelled = (line for line in unlabelled if line.number not in self._of_others)
         unlabelled = (line for line in unlabelled if names_rank(line.text[:200]) in (None, rank))
-        return self.tail([line for line in unlabelled if not ends or line.number < ends[0]])
+        tail = self.tail([line for line in unlabelled if not ends or line.number < ends[0]])
+        # Of several ranks' lines, only a reason at their end is known to be of the one that ended.
+        ranks = {end.rank for end in self.ends.processes if end.by == "table"}
+        return tail if len(ranks) < 2 or witness(tail) is not None else ""
 
     def environment(self, before: int) -> list[str]:
         """Return what modules and environments said before a command of the batch script failed."""
