@@ -35,10 +35,11 @@ _IN_WORDS = re.compile(
     r"|core dumped|out of memory|lost connection|unreachable)\b|(?-i:\w(?:Error|Exception)\b)"
 )
 _HARMLESS = re.compile(
-    r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{4} |\[W |: [IW] \S{1,200}:\d+\]|\b(?:0"
-    r"|no|without|any) (?:errors?|fail\w+)"
-    r"|\berrors?(?: ?rate)?\s?[:=]\s?[\d.]|\bif\b.{0,80}\b(?:error|fail)|\b(?:retry|retries|fall(?:ing)? ?back"
-    r"|ignor\w+|skip\w*)\b"
+    r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{4} |\[W |: [IW] \S{1,200}:\d+\]"
+    r"|\b(?:0|no|without|any) (?:errors?|fail\w+)|\b(?:errors?|failed|invalid)(?: ?rate)?\s?[:=]\s?[\d.]"
+    r"|\berrors?\W{1,4}\d+(?:\.\d|e-| ?%)|\bif\b.{0,80}\b(?:error|fail)"
+    r"|\b(?:retry|retries|fall(?:ing)? ?back|ignor\w+|skip\w*|instead|default(?:s|ing)?|from scratch|continuing|disabled"
+    r"|optional|dropped)\b"
 )
 _STAMPS = re.compile(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
 _PASSED_ON = re.compile(r"\(RANK (\d{1,6})\)$")
