@@ -30,6 +30,7 @@ _MISMATCH = re.compile(
 _BOILERPLATE = re.compile(
     r" This is typically caused by a remote worker crashing\..{0,200}\Z"
     r"| Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\."
+    r"| It is possible that dataloader's workers are out of shared memory\. Please try to raise .{0,40} limit\."
 )
 # Of subprocess.CalledProcessError.
 _CHILD = re.compile(

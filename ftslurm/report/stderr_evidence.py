@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.causes import Cause
 from ftslurm.failures.message_line import message_line
-from ftslurm.failures.reason import EXIT, handled, is_code, reason
+from ftslurm.failures.reason import EXIT, handled, is_code, links, reason
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.text import cut_middle
 
@@ -22,6 +22,8 @@ _OF_CHILD = re.compile(
     r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )
+# Of torch's handler of signals in a loader's worker.
+_BY_HANDLER = re.compile(r"(?m)^.{0,40}\bUnexpected [\w -]{3,40} encountered in worker\b.*$")
 _PLAIN = re.compile(r"(?:returned non-zero exit status \d+|died with <Signals.\w+: \d+>)\.\Z")
 _COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
 _COMPILER_ERROR = re.compile(r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$")
@@ -206,6 +208,9 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     if found is None and _COMPILER.search(exception.message):
         found = _of_compiler(stderr)
     if found is None:
+        # By which signal a worker died is in the exception, too.
+        if any("killed by signal" in each.message for each in links(exception)):
+            stderr = _BY_HANDLER.sub("", stderr)
         found = witness(stderr, before=exception.type) or _of_tool(exception.message, stderr)
     if found is None and _PLAIN.search(exception.message) and (line := line_before(stderr, exception.type)):
         text = cut_middle(line, _CHILD_LIMIT)

@@ -43,6 +43,35 @@ def test_no_memory_is_suspected_where_a_loaders_process_crashed(run: RunBuilder)
     assert "memory" not in cause["advice"]
 
 
+BUS = (
+    f"{LOADER}Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your"
+    " shared memory limit."
+)
+
+
+def test_a_loaders_bus_error_claims_no_full_dev_shm_and_its_boilerplate_is_no_part_of_the_first_lines(
+    run: RunBuilder,
+) -> None:
+    gone = RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly")
+    gone.__cause__ = RuntimeError(BUS)
+    handler = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory."
+    cause, text = told(observed(run.fail(2, gone), 2).log(2, handler))
+    assert cause["cause"] == "dataloader-bus"
+    first = text.partition(" in round 1")[0].partition(" at ")[0]
+    assert first.startswith("job-123 FAILED: rank 2 on n2: a DataLoader worker died of a bus error (RuntimeError:")
+    assert first.endswith("killed by signal: Bus error.))")
+    assert "Memory and /dev/shm were not short" in cause["advice"]
+
+
+def test_of_a_loaders_bus_error_without_counters_a_full_dev_shm_stays_a_possibility(run: RunBuilder) -> None:
+    cause = told(run.fail(2, RuntimeError(BUS)))[0]
+    assert (cause["title"], cause["what"]) == (
+        "a DataLoader worker died of a bus error",
+        f"RuntimeError: {LOADER}Bus error.",
+    )
+    assert cause["advice"].startswith("Often a full /dev/shm")
+
+
 def test_no_out_of_memory_kill_is_to_be_looked_for_where_none_was_counted(run: RunBuilder) -> None:
     cause = told(observed(run.fail(2, signal="SIGKILL"), 2))[0]
     assert cause["advice"].startswith("The kernel counted no out-of-memory kill here")

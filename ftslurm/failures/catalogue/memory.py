@@ -71,10 +71,10 @@ ROWS: tuple[Cause, ...] = (
           "Its traceback is further up in stderr; often the GPU failed, or file descriptors ran out (ulimit -n;"
           " torch.multiprocessing.set_sharing_strategy('file_system')).",
           not_for="a worker that died"),
-    Cause("dataloader-bus", "a DataLoader worker died of a bus error: /dev/shm is probably full", PRIMARY,
+    Cause("dataloader-bus", "a DataLoader worker died of a bus error", PRIMARY,
           exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Bus error"
                                          r"|Unexpected bus error encountered in worker"),
-          "A larger /dev/shm (containers: --shm-size), fewer loader workers, or remove old files in it.",
+          "Often a full /dev/shm: see df there; a larger one (containers: --shm-size), or fewer loader workers.",
           not_for="a bus error of the rank itself", behind=True),
     Cause("dataloader-worker", "a DataLoader worker died", PRIMARY,
           either(exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)"),
