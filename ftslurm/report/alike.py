@@ -96,7 +96,7 @@ def alike(
         world: the number of ranks, if known.
     """
     same = [first, *(each for each in others if is_same(first, each))]
-    ranks = {each.rank for each in same} | set(followers)
+    ranks = {each.rank for each in same} | set(followers) | _ended_alike(files, first)
     if len(ranks) < 2 or min(ranks) < 0 or (world is not None and len(ranks) > world):
         return None
     if world is None:
@@ -129,6 +129,26 @@ def alike(
     return Alike(MOST, tuple(sorted(ranks)), world, nodes, differ=differ) if len(ranks) * 2 > world else None
 
 
+def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
+    """Return the ranks that ended by themselves as the first one did, just when ftslurm stopped them.
+
+    The exit code alone is no proof, as a handler of SIGTERM may have given it: they also ended with the same lines.
+    """
+    said = _last_lines(files, first.rank)
+    if first.kind != "exit" or first.exception is not None or not any(said):
+        return set()
+    stopped = (worker for worker in _workers(files) if worker.stopped_by_ftslurm and worker.error is None)
+    ended = {worker.rank for worker in stopped if worker.signal is None and worker.exit_code == first.exit_code}
+    return {rank for rank in ended if _last_lines(files, rank) == said}
+
+
+def _last_lines(files: RoundFiles, rank: int) -> list[str]:
+    """Return the last line of each output, but for its numbers; empty: it is empty, or was not read."""
+    texts = {tail.stream: tail.text for tail in files.tails.get(rank, ())}
+    lines = [texts.get(stream, "").rstrip().rpartition("\n")[2] for stream in ("stderr", "stdout")]
+    return [_NUMBER.sub("#", line) for line in lines]
+
+
 def _differ(same: Sequence[FailedWorker]) -> bool:
     """Return whether messages of equal failures differ in numbers."""
     # How a process was ended after its exception is not its message.
@@ -146,6 +166,9 @@ def _known(same: Sequence[FailedWorker], ranks: set[int], nodes: tuple[str, ...]
 
 def is_same(first: FailedWorker, other: FailedWorker) -> bool:
     """Return whether two failures are equal but for numbers in their messages."""
+    if (first.alone is None) != (other.alone is None):
+        # The output of a child process is known of one of them only.
+        first, other = first.alone or first, other.alone or other
     if signature(first) != signature(other) or _end(first) != _end(other):
         return False
     return first.cause.cascade or _place(first) == _place(other)

@@ -29,7 +29,11 @@ STALE_NS = 2_500_000_000
 
 @dataclass(frozen=True)
 class FailedWorker:
-    """A failed worker with all its facts; ``lines`` are the evidence as text."""
+    """A failed worker with all its facts.
+
+    ``lines`` are the evidence as text; ``alone`` is the same as judged without the output of its child process, which
+    is not read of all ranks that fail alike; None: that adds nothing.
+    """
 
     rank: int
     node: str
@@ -59,6 +63,7 @@ class FailedWorker:
     nccl_warnings: tuple[str, ...] = ()
     order: int = 0
     quotes: tuple[str, ...] = ()
+    alone: FailedWorker | None = None
 
 
 def failed_worker_of(
@@ -311,7 +316,7 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         what = f"{head} ({why}, from {said.source}){')' * (head.count('(') - head.count(')'))}"
         usable = inner is not None and not inner.cause.cascade and (not inner.cause.vague or plain.cause.vague)
         cause = inner.cause if inner is not None and usable else plain.cause
-        worker = replace(plain, cause=cause, what=what, evidence=source)
+        worker = replace(plain, cause=cause, what=what, evidence=source, alone=plain)
         return worker if inner is None else _of_child(worker, inner, f"{said.source}: {why}")
     if plain.what == NO_END and inner is not None:
         # Nothing else is known of it.

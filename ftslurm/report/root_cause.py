@@ -156,6 +156,9 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
 def healthy_stderr(files: RoundFiles, failed: set[int]) -> list[str]:
     """Return the ends of stderr, as far as read, of ranks that did not fail; of logs without records it is unknown."""
     workers = [worker for node in files.nodes for worker in node.workers]
+    codes = {worker.exit_code for worker in workers if worker.rank in failed} - {None, 0}
+    # Ranks that ended as a failed one did, although ftslurm was just stopping them.
+    failed = failed | {worker.rank for worker in workers if worker.signal is None and worker.exit_code in codes}
     ends = [worker.ended_ns for worker in workers if worker.rank in failed and worker.ended_ns is not None]
     tails = [tail for worker in workers if worker.rank not in failed for tail in files.tails.get(worker.rank, ())]
     return [tail.text for tail in tails if tail.stream == "stderr" and not _was_failing(tail, min(ends, default=None))]

@@ -149,6 +149,12 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         workers = (worker for node in files.nodes for worker in node.workers)
         healthy = next((worker.rank for worker in workers if worker.rank not in failed), None)
         chosen += [] if healthy is None else [Output(healthy, ("stderr",))]
+    if found and not found[0].raised:
+        # Ranks that ended in the same way while ftslurm stopped them have perhaps said the same.
+        workers = (worker for node in files.nodes for worker in node.workers)
+        code = found[0].end[0]
+        same = [each.rank for each in workers if code and each.stopped_by_ftslurm and each.exit_code == code]
+        chosen += [Output(each, ("stderr", "stdout")) for each in same[:OUTPUTS_PER_ROUND]]
     if rank is not None:
         chosen.insert(0, Output(rank, ("stderr", "stdout", "stacks")))
     by_rank: dict[int, Output] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection 
 BARRIER = "[Rank 0]: Rank 3 failed to pass monitoredBarrier in 2000 ms"
 TORCH = (("/w/train.py", 42, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "wait"))
 C10D = "/lib/site-packages/torch/distributed/distributed_c10d.py"
+CALLED = '  File "/usr/lib/python3.11/subprocess.py", line 571, in run\nsubprocess.CalledProcessError: '
 OWN = "feature service: the ProcessGroup cache timed out"
 
 
@@ -134,6 +136,48 @@ def test_failures_of_different_places_or_codes_are_not_alike(tmp_path: Path) -> 
     places = [(("/w/train.py", line, "main"),) for line in (4, 9)]
     run = RunBuilder(tmp_path, nodes=1, run_id="b").round().fail(0, KeyError("lr"), frames=places[0])
     assert told(run.fail(1, KeyError("lr"), frames=places[1], after_s=0.01).stop())[0]["alike"] is None
+
+
+def test_ranks_whose_child_process_failed_are_alike_though_the_output_of_only_some_is_read(tmp_path: Path) -> None:
+    failed = subprocess.CalledProcessError(128, ["git", "rev-parse"])
+    run = RunBuilder(tmp_path).round()
+    for rank in (2, 0, 3, 1):
+        # What the process ended by after its exception is no part of the failure.
+        run.fail(rank, failed, signal="SIGTERM" if rank == 1 else None, after_s=0.01)
+        run.log(rank, f"fatal: not a git repository\nTraceback (most recent call last):\n{CALLED}{failed}\n")
+    cause, text = told(run.stop())
+    assert (cause["alike"]["scope"], cause["alike"]["ranks"]) == ("all", "0-3")
+    assert "all 4 ranks: CalledProcessError: exit status 128 (fatal: not a git repository, from the line" in text
+
+
+def test_ranks_whose_child_processes_failed_for_different_reasons_are_not_alike(tmp_path: Path) -> None:
+    failed = subprocess.CalledProcessError(128, ["git", "rev-parse"])
+    run = RunBuilder(tmp_path, nodes=1).round()
+    for rank, why in enumerate(("fatal: not a git repository", "fatal: bad object HEAD")):
+        run.fail(rank, failed, signal="SIGTERM" if rank == 1 else None, after_s=0.01)
+        run.log(rank, f"{why}\nTraceback (most recent call last):\n{CALLED}{failed}\n")
+    assert told(run.stop())[0]["alike"] is None
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "subject"),
+    [
+        (12, "found 3 devices, expected 4: refusing to start", "all ranks of n2"),
+        (12, "stopping", "rank 3 on n2"),
+        (1, "found 3 devices, expected 4: refusing to start", "rank 3 on n2"),
+    ],
+)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_rank_that_ended_as_the_first_one_just_when_it_was_stopped_is_alike(
+    tmp_path: Path, code: int, line: str, subject: str, stream: str
+) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().fail(3, exit_code=12)
+    run.log(3, "found 3 devices, expected 4: refusing to start\n", stream).log(2, f"{line}\n", stream).stop()
+    _, worker = run.worker_of(2)
+    worker |= {"exit_code": code, "signal": None}
+    cause, text = told(run)
+    assert f"FAILED: {subject}: exit code 12" in text
+    assert "refusing to start" in cause["what"] + "".join(cause["remarks"])
 
 
 def test_messages_that_differ_in_numbers_only_are_alike_and_said_to_differ(tmp_path: Path) -> None:
