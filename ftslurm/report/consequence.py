@@ -130,11 +130,11 @@ def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
     return lines
 
 
-def last_words(worker: FailedWorker, tails: Sequence[LogTail], healthy: Sequence[str]) -> list[str]:
+def last_words(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequence[str]) -> list[str]:
     """Return what a rank printed last, if neither its end nor its output has a reason; empty: nothing that helps.
 
     Args:
-        healthy: the ends of the stderr of ranks that did not fail.
+        survived: the ends of the stderr of ranks that did not fail, or had gone on.
     """
     if not (worker.cause.silent or worker.cause.name == "abort") or {"stderr", "output"} & set(worker.evidence):
         return []
@@ -143,7 +143,7 @@ def last_words(worker: FailedWorker, tails: Sequence[LogTail], healthy: Sequence
     outputs = [tail for tail in tails if tail.stream in ("stderr", "stdout") and tail.text.strip()]
     for tail in sorted(outputs, key=lambda tail: -(tail.written_ns or 0)):
         line = last_line(tail.text)
-        if line and line not in worker.what and not any(line in text for text in healthy):
+        if line and line not in worker.what and not any(line in text for text in survived):
             return [f'its {tail.stream} ends with "{cut_middle(line, LINE_LIMIT)}"']
     return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import proof_lines
@@ -246,8 +247,23 @@ def _innermost(where: str | None) -> tuple[Frame, ...]:
     return (Frame(file, int(line), function or "?"),)
 
 
+class Peers(NamedTuple):
+    """What other ranks have printed to stderr.
+
+    Attributes:
+        healthy: the ends of the stderr of ranks that did not fail.
+        survived: what ranks had printed, and went on, until a collective failed.
+    """
+
+    healthy: Sequence[str] = ()
+    survived: Sequence[str] = ()
+
+
+NO_PEERS = Peers()
+
+
 def judge(
-    worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause], healthy: Sequence[str] = ()
+    worker: FailedWorker, tails: Sequence[LogTail], rows: Sequence[Cause], peers: Peers = NO_PEERS
 ) -> FailedWorker:
     """Return the failed worker with the cause of its failure, a description, and the evidence.
 
@@ -255,13 +271,13 @@ def judge(
         worker: as recorded.
         tails: the ends of its output.
         rows: the catalogue of causes.
-        healthy: the ends of the stderr of ranks that did not fail.
+        peers: the output of other ranks: what they survived is no reason of this one's end.
     """
     by_stream = {t.stream: t.text for t in tails}
     stderr = by_stream.get("stderr", "")
     worker = replace(worker, nccl_warnings=warnings(*by_stream.values()))
     plain = _judged(worker, stderr, rows)
-    survived = healthy if _went_on(worker, tails) else ()
+    survived = (*peers.survived, *(peers.healthy if _went_on(worker, tails) else ()))
     said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, survived, _stale(tails))
     judged = plain if said is None else _with_output(plain, said, stderr, rows)
     stacks = judged.stacks or by_stream.get("stacks")

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures.causes import ROWS
-from ftslurm.failures.reason import before_collective
+from ftslurm.failures.reason import before_collective, by_distributed
 from ftslurm.failures.traceback_text import tracebacks
+from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import (
     Attempt,
     Clocks,
@@ -24,7 +25,7 @@ from ftslurm.report.facts import (
     Snapshot,
     Worker,
 )
-from ftslurm.report.failed_worker import FailedWorker, failed_worker_of, from_summary, judge
+from ftslurm.report.failed_worker import FailedWorker, Peers, failed_worker_of, from_summary, judge
 from ftslurm.report.scheduler import state_for_evidence
 
 HANG = "hang"
@@ -131,7 +132,7 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
     following: dict[str, list[Follower]] = {}
     groups: dict[tuple[object, ...], list[Follower] | None] = {}
     failures = own_failures(files, recorded_failures(snapshot, files.number))
-    healthy = healthy_stderr(files, {own.rank for own in failures})
+    peers = Peers(healthy_stderr(files, {own.rank for own in failures}), survived_stderr(files))
     for own in failures:
         record = own.record
         if isinstance(record, RecordSummary) and own.node is not None:
@@ -145,10 +146,10 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
                 found = (record.time_ns is None, at_ns, own.rank, own.node.node, record.time_ns, record.where)
                 group.append(Follower(*found))
                 continue
-        judged[own.rank] = _judge(snapshot, files, state, own, examples, healthy)
+        judged[own.rank] = _judge(snapshot, files, state, own, examples, peers)
     if all(failed.cause.cascade for failed in judged.values()):
         before = [_before_collective(own) for own in failures if own.rank in judged]
-        judged |= {own.rank: _judge(snapshot, files, state, own, examples, healthy) for own in before if own}
+        judged |= {own.rank: _judge(snapshot, files, state, own, examples, peers) for own in before if own}
     ordered = sorted(judged.values(), key=lambda failed: _order(clocks, files.number, failed))
     return Failures(_recorded_first(snapshot, clocks, files.number, ordered), following)
 
@@ -162,6 +163,29 @@ def healthy_stderr(files: RoundFiles, failed: set[int]) -> list[str]:
     ends = [worker.ended_ns for worker in workers if worker.rank in failed and worker.ended_ns is not None]
     tails = [tail for worker in workers if worker.rank not in failed for tail in files.tails.get(worker.rank, ())]
     return [tail.text for tail in tails if tail.stream == "stderr" and not _was_failing(tail, min(ends, default=None))]
+
+
+def survived_stderr(files: RoundFiles) -> list[str]:
+    """Return what ranks had printed to stderr before one of their collectives failed: they had gone on after it.
+
+    Not of ranks that called the collective in a handler, or a cleanup, of what they printed.
+    """
+    found: list[str] = []
+    for rank, error in files.errors.items():
+        raised = error.exception
+        if raised is None or raised.context is not None:
+            continue
+        if by_distributed(raised.type, raised.module, raised.message, raised.inner_file):
+            texts = (tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr")
+            found += [_before(text, raised) for text in texts]
+    return found
+
+
+def _before(text: str, raised: ExceptionRecord) -> str:
+    """Return an output without the exception's own traceback, if it has that, and what follows."""
+    lines = text.splitlines()
+    own = next((each for each in reversed(tracebacks(lines)) if each.exception.type == raised.type), None)
+    return text if own is None else "\n".join(lines[: own.first])
 
 
 def _was_failing(tail: LogTail, first_ns: int | None) -> bool:
@@ -179,7 +203,7 @@ def _judge(
     state: str,
     own: OwnFailure,
     examples: Mapping[str, RankError],
-    healthy: Sequence[str],
+    peers: Peers,
 ) -> FailedWorker:
     record, observed = own.record, None
     if own.node is not None and own.worker is not None:
@@ -188,7 +212,7 @@ def _judge(
             record = from_summary(own.node, own.worker, record, examples.get(record.signature))
     error = None if isinstance(record, RecordSummary) else record
     worker = failed_worker_of(own.rank, observed, error, own.failure, state)
-    return judge(worker, files.tails.get(own.rank, ()), snapshot.causes, healthy)
+    return judge(worker, files.tails.get(own.rank, ()), snapshot.causes, peers)
 
 
 def _before_collective(own: OwnFailure) -> OwnFailure | None:

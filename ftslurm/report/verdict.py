@@ -25,7 +25,15 @@ from ftslurm.report.lost_nodes import (
     silent_nodes,
     unreachable_failure,
 )
-from ftslurm.report.root_cause import Follower, attempts_of, hang_of, healthy_stderr, history_of, round_files
+from ftslurm.report.root_cause import (
+    Follower,
+    attempts_of,
+    hang_of,
+    healthy_stderr,
+    history_of,
+    round_files,
+    survived_stderr,
+)
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -289,6 +297,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     parted = len(places) > 1 or collective_timeouts.are_parted(files, this.failed)
     same = None if parted else alike(files, worker, others, following, this.world_size)
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
+    survived = (*healthy_stderr(files, this.failed_ranks), *survived_stderr(files))
     return replace(
         first,
         advice=advice,
@@ -299,7 +308,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *_remarks(files, source, same, places),
             *collectives,
             *_dead_thread(worker, tails),
-            *consequence.last_words(worker, tails, healthy_stderr(files, this.failed_ranks)),
+            *consequence.last_words(worker, tails, survived),
         ),
     )
 

@@ -180,6 +180,28 @@ def test_a_rank_that_ended_as_the_first_one_just_when_it_was_stopped_is_alike(
     assert "refusing to start" in cause["what"] + "".join(cause["remarks"])
 
 
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_traceback_after_which_other_ranks_went_on_until_a_collective_failed_is_no_reason(
+    tmp_path: Path, handled: bool
+) -> None:
+    frame = '  File "/w/train.py", line 9, in push\n'
+    printed = f"Traceback (most recent call last):\n{frame}ConnectionError: no answer in 7 s\n"
+    closed = RuntimeError(CLOSED)
+    if handled:
+        # Its handler called the collective: it had not gone on.
+        closed.__context__ = ConnectionError("no answer in 7 s")
+    run = RunBuilder(tmp_path).round().fail(3, exit_code=9, log=f"{printed}shutting down: no tokens left\n")
+    run.fail(2, closed, frames=TORCH, after_s=0.01)
+    run.log(2, f"{printed}Traceback (most recent call last):\n{frame}RuntimeError: {CLOSED}\n")
+    cause, text = told(run.stop(after_s=0.01))
+    assert cause["rank"] == 3
+    if handled:
+        assert cause["what"].startswith("ConnectionError: no answer in 7 s")
+        return
+    assert cause["what"] == "exit code 9"
+    assert 'its stderr ends with "shutting down: no tokens left"' in text
+
+
 def test_messages_that_differ_in_numbers_only_are_alike_and_said_to_differ(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=1).round().fail(0, ValueError("shard 0 has 3 columns"))
     text = told(run.fail(1, ValueError("shard 17 has 4 columns"), after_s=0.01).stop())[1]
