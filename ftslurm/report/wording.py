@@ -37,6 +37,10 @@ _RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_
 _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
 _BEHIND_TYPE, _END = 12, 24
+# What was raised because of a failure, or after it, comes second.
+_SECOND = re.compile(
+    r"(?P<first>.*?) \((?P<second>(?:its cleanup raised|then) .*?)\)(?P<end>\)?(?:; (?:exit code \d+|then SIG\w+))?)"
+)
 # gloo and c10d begin their messages with their own source location, which fills half a line.
 _SHAPE = re.compile(r"\btorch\.Size\((\[[\d, ]*\])\)")
 _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
@@ -242,7 +246,15 @@ def nodes_of(each: Json) -> str:
 
 
 def shortened(text: str, room: int) -> str:
-    """Cut in the middle; of a claim with its evidence in parentheses, the evidence."""
+    """Cut in the middle; what came second first, and of a claim with its evidence in parentheses the evidence."""
+    both = _SECOND.fullmatch(text)
+    if both is not None and len(text) > room:
+        left = room - len(both["first"]) - len(both["end"]) - len(" ()")
+        if left >= _END:
+            return f"{both['first']} ({cut_middle(both['second'], left)}){both['end']}"
+        return shortened(f"{both['first']}{both['end']}", room)
+    if len(text) <= room:
+        return text
     begin = text.find(" (") + 2
     if begin > 1 and text.endswith(")") and begin < room - 24:
         return f"{text[:begin]}{cut_middle(text[begin:-1], room - begin - 1)})"

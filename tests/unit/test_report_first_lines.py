@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
+from ftslurm.dataclasses import replace
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
@@ -26,6 +29,22 @@ def test_a_message_that_is_too_long_does_not_hide_the_cause(tmp_path: Path) -> N
     assert "rank 3 on n2: disk full (RuntimeError: Caught" in text
     assert "No space left on device)" in text
     assert "train.py:42 in train_step, step 7, round 1" in text
+
+
+@pytest.mark.parametrize("more", [0, 2, 4, 12])
+def test_what_a_cleanup_raised_is_cut_before_the_failure_itself(tmp_path: Path, more: int) -> None:
+    said = f"accumulate must be at least 1, got 0{' in this configuration' * more}"
+    error = RuntimeError("Connection closed by peer: typically caused by a remote worker. Check its logs. " * 3)
+    error.__context__ = ValueError(said)
+    run = RunBuilder(tmp_path).round().fail(3, error, exit_code=3)
+    raised = run.errors[1, 3].exception
+    assert raised is not None
+    run.errors[1, 3] = replace(run.errors[1, 3], exception=replace(raised, masks=True))
+    headline = first_lines(run.stop()).partition(" at train.py")[0]
+    assert "rank 3 on n2: ValueError: accumulate must be at least 1" in headline
+    assert headline.endswith("; exit code 3")
+    assert more > 4 or f"ValueError: {said}" in headline
+    assert more or "(its cleanup raised" in headline
 
 
 def test_a_long_message_of_a_cause_without_more_to_add_stands_alone(tmp_path: Path) -> None:
