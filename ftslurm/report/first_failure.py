@@ -17,6 +17,8 @@ from ftslurm.report.failed_worker import FailedWorker
 
 MISSING = "missing"
 """Verdict on a rank that did not come to where the others gave up; then `what` is told as a sentence."""
+TOO_FEW = "too-few"
+"""Verdict on ranks that are all where a group is set up which waits for more; then `what` names them itself."""
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
 _HEADER = "Traceback (most recent call last):"

@@ -6,21 +6,24 @@ that did not fail, tell who is missing, and the stacks that the agents have coll
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.monitor.triage import ODD, Triage, describe, with_suspects
+from ftslurm.failures.own_code import own_frame
+from ftslurm.monitor.triage import NONE, ODD, Triage, describe, with_suspects
 from ftslurm.records.error import Frame
 from ftslurm.report.consequence import ABSENT, Origin
 from ftslurm.report.facts import Failure, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker
-from ftslurm.report.first_failure import MISSING, FirstFailure
+from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure
 from ftslurm.report.hang import hang_failure
 from ftslurm.report.root_cause import HANG
 
 MEETINGS = ("init_process_group", "monitored_barrier")
 """Functions of ``torch.distributed`` to which all ranks come, and which are not recorded."""
 _C10D = "/torch/distributed/distributed_c10d.py"
+_SIZE = re.compile(r"\binit_process_group\([^\n]{0,300}?\bworld_size ?= ?(\d{1,6})\b")
 
 
 def suspects(places: Triage | None, worker: FailedWorker, found: Origin) -> Triage | None:
@@ -31,11 +34,66 @@ def suspects(places: Triage | None, worker: FailedWorker, found: Origin) -> Tria
         worker: the failure that is the first one otherwise.
         found: what it follows from.
     """
-    if places is None or found.kind != ABSENT or not _meeting(worker.frames):
+    if places is None or found.kind != ABSENT or not _meeting(worker.frames) or _came(places, worker, found):
         return None
     named = with_suspects(places, found.ranks, ODD, found.text)
     located = {rank for group in named.suspects if group.activity is not None for rank in group.ranks}
     return named if located.issuperset(found.ranks) else None
+
+
+def waits_for_more(places: Triage | None, worker: FailedWorker, found: Origin, world: int | None) -> Triage | None:
+    """Return the ranks' locations without a suspect if all ranks of the job are where a larger group is set up.
+
+    Args:
+        places, worker, found: see `suspects`.
+        world: the number of ranks.
+    """
+    if places is None or world is None or _meeting(worker.frames) != MEETINGS[0] or not _came(places, worker, found):
+        return None
+    size = _size_of(worker)
+    if size is not None and size <= world:
+        return None
+    size_text = f" (its world_size is {size})" if size is not None else ""
+    text = f"all {world} ranks are in {MEETINGS[0]}, and wait for more than the job has{size_text}"
+    return with_suspects(places, (), NONE, text)
+
+
+def _came(places: Triage, worker: FailedWorker, found: Origin) -> bool:
+    """Return whether the ranks that did not fail are in the function in which the others gave up."""
+    meeting = _meeting(worker.frames)
+    there = {
+        rank
+        for group in places.groups
+        if any(frame.function == meeting and frame.file.endswith(_C10D) for frame in group.frames)
+        for rank in group.ranks
+    }
+    return found.kind == ABSENT and there.issuperset(found.ranks)
+
+
+def _size_of(worker: FailedWorker) -> int | None:
+    """Return the size that the script gives its group as a number, by the lines of its traceback."""
+    sources = [frame.source or "" for frame in worker.frames] + (worker.traceback or "")[:65536].split("\n")
+    return next((int(size[1]) for size in map(_SIZE.search, sources) if size is not None), None)
+
+
+def too_few_ranks(
+    files: RoundFiles, worker: FailedWorker, verdict: Triage, world: int, step: int | None, cwd: str | None
+) -> FirstFailure:
+    """Describe as the first failure that the job has too few ranks for a group; see `missing_rank`.
+
+    Args:
+        files, worker, step, cwd: as there.
+        verdict: the ranks' locations, see `waits_for_more`.
+        world: the number of ranks.
+    """
+    first = hang_failure(files, noticed_by(worker, files.number), verdict, step, cwd)
+    advice = f"Compare the script's world_size with WORLD_SIZE, {world} here"
+    advice += "." if _size_of(worker) is not None else "; where they agree, a rank came too late."
+    frame = own_frame(worker.frames)
+    where = f"at {frame.file.rpartition('/')[2]}:{frame.line}"
+    hang = {**(first.hang or {}), "verdict": TOO_FEW, "where": where}
+    what = verdict.summary
+    return replace(first, what=what, signature=f"{HANG}|{TOO_FEW}|{what}", hang=hang, advice=advice)
 
 
 def missing_rank(
@@ -80,4 +138,4 @@ def _meeting(frames: Sequence[Frame]) -> str:
     return next((name for name in inner if name in MEETINGS), "")
 
 
-__all__ = ["missing_rank", "noticed_by", "suspects"]
+__all__ = ["missing_rank", "noticed_by", "suspects", "too_few_ranks", "waits_for_more"]

@@ -15,7 +15,7 @@ from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import Alike, alike, is_same
 from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, LogTail, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, judge
-from ftslurm.report.first_failure import MISSING, FirstFailure, worker_failure
+from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, worker_failure
 from ftslurm.report.lost_nodes import (
     WORLD_LIMIT,
     is_unreachable,
@@ -180,7 +180,7 @@ def _with_first(snapshot: Snapshot, clocks: Clocks, entry: History | None, this:
     first, others = _first(snapshot, clocks, entry, this)
     if first is not None and "collectives" in first.evidence and this.collectives is not None:
         this = replace(this, triage=_by_records(this, this.collectives), by_collectives=True)
-    elif first is not None and first.hang is not None and first.hang["verdict"] == MISSING:
+    elif first is not None and first.hang is not None and first.hang["verdict"] in (MISSING, TOO_FEW):
         this = replace(this, triage=_missing(clocks, this, others) or this.triage)
     if first is not None and first.node is not None and first.time_ns is not None:
         first = replace(first, doubt=clocks.error_ns(this.number, first.node, first.time_ns))
@@ -219,9 +219,12 @@ def _first(
         return health.with_proofs(snapshot, awaited), found
     absent = _missing(clocks, this, found)
     if absent is not None:
-        from ftslurm.report.missing_rank import missing_rank
+        from ftslurm.report.missing_rank import missing_rank, too_few_ranks
 
-        missing = missing_rank(files, found[0], absent, this.last_step, this.cwd)
+        if absent.suspects:
+            missing = missing_rank(files, found[0], absent, this.last_step, this.cwd)
+        else:
+            missing = too_few_ranks(files, found[0], absent, this.world_size or 0, this.last_step, this.cwd)
         return health.with_proofs(snapshot, missing), found
     first = _of_worker(snapshot, clocks, replace(this, failed=found))
     return replace(first, overshadowed=overshadowing(snapshot, files, entry, found[0])), found[1:]
@@ -230,15 +233,18 @@ def _first(
 def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure | None:
     """Return the rank for which the others waited until their time was over, or its end broke their connections.
 
-    None: the first failure has a reason of its own, or the records of the ranks' collectives name no rank.
+    Or that ranks waited for each other in a cycle. None: the first failure has a reason of its own, or the records of
+    the ranks' collectives show neither.
     """
     worker, records = found[0], _deciding(this)
     if records is None:
         return None
     from ftslurm.collectives.finding import ABORTED, DIFFERENT
+    from ftslurm.collectives.judgement import CYCLE
 
+    waited = bool(records.culprits or records.kind == CYCLE) and worker.cause.cascade
     mismatched = worker.cause.name == "collective-mismatch" and records.kind in (*DIFFERENT, ABORTED)
-    if not (records.culprits and worker.cause.cascade) and not mismatched:
+    if not waited and not mismatched:
         return None
     if worker.cause.name in consequence.BY_ITSELF or consequence.is_own_statement(worker):
         return None
@@ -259,16 +265,19 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
 
 
 def _missing(clocks: Clocks, this: RoundVerdict, found: Sequence[FailedWorker]) -> Triage | None:
-    """Return the ranks' locations with those as suspects that did not come to where the others gave up; None: none."""
+    """Return the ranks' locations with those as suspects that did not come to where the others gave up; None: unknown.
+
+    Without a suspect: all ranks of the job came, and waited for more.
+    """
     worker = found[0]
     if this.places is None or not worker.cause.cascade or worker.cause.name in consequence.BY_ITSELF:
         return None
     source = consequence.origin(this.files, clocks, found, this.following)
     if source is None or consequence.is_own_statement(worker):
         return None
-    from ftslurm.report.missing_rank import suspects
+    from ftslurm.report.missing_rank import suspects, waits_for_more
 
-    return suspects(this.places, worker, source)
+    return suspects(this.places, worker, source) or waits_for_more(this.places, worker, source, this.world_size)
 
 
 def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstFailure:

@@ -114,7 +114,7 @@ def verdict(failure: Json) -> str:
         return crash(failure["nodes"], what(failure).partition(DEFECT)[2].partition("; ")[0])
     by_nodes = failure["rank"] is None and failure.get("kind") not in WORKER_KINDS
     by = failure["hang"]["verdict"] if failure.get("hang") else ""
-    if by == "collectives-parties":
+    if by in ("collectives-parties", "too-few"):
         # It names its ranks itself.
         return what(failure)
     # "rank 2 on n2 calls all_gather #118 where ...": a sentence, as of a node.

@@ -79,6 +79,40 @@ def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_t
     assert "rank" in text.split("the other ranks of round 1")[1].split("rounds (")[0]
 
 
+@pytest.mark.parametrize(
+    ("source", "told_size"),
+    [("init_process_group(world_size=5)", " (its world_size is 5)"), ("init_process_group(world_size=size)", "")],
+)
+def test_where_all_ranks_are_in_the_set_up_of_a_larger_group_none_is_missing(
+    tmp_path: Path, source: str, told_size: str
+) -> None:
+    class DistStoreError(RuntimeError):
+        pass
+
+    frames = (("/w/train.py", 42, "main", source), (C10D, 1892, "init_process_group", None))
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in (1, 0, 2):
+        late = DistStoreError("wait timeout after 8000ms, keys: /default_pg/0//cpu//0/0")
+        run.fail(rank, late, frames=frames, after_s=0.01, module="torch.distributed")
+    run.history[-1]["failure"]["by_peers"] = True
+    run.hang(3, places={3: [("/w/train.py", 42, "main"), (C10D, 1892, "init_process_group")]})
+    cause, text = told(run.stop())
+    assert "not come" not in text and "*rank 3" not in text
+    subject = f"all 4 ranks are in init_process_group, and wait for more than the job has{told_size}"
+    assert f"FAILED: {subject} at train.py:42; in round 1" in text
+    assert "Compare the script's world_size with WORLD_SIZE, 4 here" in text
+    assert ("came too late" in text) == (not told_size)
+    assert cause["hang"]["verdict"] == "too-few"
+
+
+def test_where_the_scripts_world_size_is_that_of_the_job_no_more_ranks_are_waited_for(tmp_path: Path) -> None:
+    frames = (("/w/train.py", 42, "main", "init_process_group(world_size=2)"), (C10D, 9, "init_process_group", None))
+    run = RunBuilder(tmp_path, nodes=1).round().fail(1, RuntimeError(CLOSED), frames=frames)
+    run.history[-1]["failure"]["by_peers"] = True
+    run.hang(0, places={0: [("/w/train.py", 42, "main"), (C10D, 9, "init_process_group")]})
+    assert "more than the job has" not in told(run.stop())[1]
+
+
 def test_a_rank_that_ended_later_than_the_failure_is_not_what_it_follows_from(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4).round().fail(5, RuntimeError(CLOSED)).wait(30).finish(1)
     assert told(run.stop())[0]["role"] == "primary"
