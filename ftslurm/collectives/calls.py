@@ -77,6 +77,7 @@ class RankCalls:
         problem: why there is no record; None: there is one.
         broken: whether an error may have ended its newest call, so that it looks as if it was done.
         newest: backend and name of the group in which it made that call; None: it is a transfer, or there is none.
+        lists: names and members of groups that it lists, also of those in which it has made no call.
     """
 
     rank: int
@@ -87,6 +88,7 @@ class RankCalls:
     problem: str | None = None
     broken: bool = False
     newest: tuple[str, str] | None = None
+    lists: tuple[tuple[str, Sequence[int]], ...] = ()
 
 
 def calls_of(record: FlightRecord, world: int | None) -> RankCalls:
@@ -122,7 +124,9 @@ def calls_of(record: FlightRecord, world: int | None) -> RankCalls:
     # Connections break when a rank ends, by itself or by ftslurm, and gloo retires what waits for them.
     broken = record.source == DUMP or record.after is not None
     last = _key(newest) if newest is not None and not newest.is_p2p else None
-    return RankCalls(record.rank, record.node, record.time_ns, groups, whole, broken=broken, newest=last)
+    listed = ((name, config.ranks) for name, config in trace.pg_config.items() if name and record.rank in config.ranks)
+    lists = tuple((name, _one_for_all(members)) for name, members in listed)
+    return RankCalls(record.rank, record.node, record.time_ns, groups, whole, broken=broken, newest=last, lists=lists)
 
 
 def _key(entry: Collective) -> tuple[str, str]:

@@ -41,16 +41,19 @@ def groups_of(ranks: Mapping[int, RankCalls]) -> list[Group]:
     for rank in ranks.values():
         for calls in rank.groups:
             named[calls.backend, calls.name].append(Member(rank, calls))
+    # Torch counts the groups of a script alike on all ranks. With gloo, a rank that was asked lists none.
+    unknown = any(member.calls.members is None for members in named.values() for member in members)
+    listed = _listed(ranks) if unknown else {}
     groups: list[Group] = []
-    for members in named.values():
+    for (_, name), members in named.items():
         parts: dict[Sequence[int] | None, dict[int, Member]] = {}
         for member in members:
             parts.setdefault(member.calls.members, {})[member.rank.rank] = member
         # Where one rank knows the members, they are those of the others that it lists.
         for number, member in list(parts.get(None, {}).items()):
-            home = next((known for known in parts if known and number in known), None)
+            home = next((known for known in (*parts, *listed.get(name, ())) if known and number in known), None)
             if home is not None:
-                parts[home][number] = member
+                parts.setdefault(home, {})[number] = member
                 del parts[None][number]
         for known, of in parts.items():
             # Without members: worlds of their own, whose ranks have other numbers.
@@ -58,6 +61,16 @@ def groups_of(ranks: Mapping[int, RankCalls]) -> list[Group]:
                 first = next(iter(of.values())).calls
                 groups.append(Group(first.name, first.description, known, of))
     return groups
+
+
+def _listed(ranks: Mapping[int, RankCalls]) -> dict[str, list[Sequence[int]]]:
+    """Return the members of groups by their names, as ranks list them."""
+    # All ranks share the tuple of a group, which may be long.
+    found = {(name, id(members)): members for rank in ranks.values() for name, members in rank.lists}
+    listed: dict[str, list[Sequence[int]]] = defaultdict(list)
+    for (name, _), members in found.items():
+        listed[name].append(members)
+    return listed
 
 
 def with_idle(group: Group, ranks: Mapping[int, RankCalls]) -> dict[int, Member]:

@@ -20,11 +20,13 @@ from ftslurm.collectives.finding import (
     Party,
     is_default,
 )
-from ftslurm.collectives.judgement import APART, CYCLE, NOTHING, Judgement
+from ftslurm.collectives.judgement import APART, CYCLE, MORE_KEPT, NOTHING, Judgement
 from ftslurm.collectives.operation import SEND, Operation
 from ftslurm.text import clip, plural, ranges, safe
 
 RANKS_SHOWN, NAME_SHOWN, PARTIES_SHOWN = 18, 24, 3
+PAIR, CYCLE_SHOWN = 2, 40
+"""Groups of a cycle that are told with their calls in one sentence; characters of the ranks of a longer one."""
 
 _ADVICE = {
     OPERATION: "All ranks of a group must call the same collectives in the same order: see where paths part.",
@@ -136,6 +138,9 @@ def undecided(found: Judgement) -> str:
     root = found.root
     assert root is not None
     group = f" ({group_name(root)})"
+    if found.kind == CYCLE and len(found.chain) > PAIR:
+        ranks = clip(", ".join(ranges(each.waiting) for each in found.chain), CYCLE_SHOWN)
+        return f"ranks {ranks} wait for each other in a cycle: groups are used in different orders"
     if found.kind in (APART, CYCLE):
         links = [
             f"{those(each.waiting)} in {_named(each)} ({group_name(each)})" for each in found.chain[:PARTIES_SHOWN]
@@ -180,6 +185,8 @@ def remarks(found: Judgement) -> list[str]:
     if root.reordered is not None:
         odd = root.parties[1]
         lines.append(f"{those(odd.ranks)} made that call as #{root.reordered}: the same calls in another order")
+    if found.kind == CYCLE and len(found.chain) > PAIR:
+        lines += [_link(each) for each in found.chain[:MORE_KEPT]]
     if found.kind not in (APART, CYCLE):
         lines += [_waits(each) for each in found.others[:PARTIES_SHOWN] if each.kind == UNKNOWN]
         lines += [_link(each) for each in found.chain[:PARTIES_SHOWN]]

@@ -51,14 +51,26 @@ def judge_collectives(
         return None
     by_stack = triage.groups if triage is not None else ()
     elsewhere = _failed_in_unrecorded(files)
+    over = _asked_after_failure(files, failed_by_others)
     mismatched = {each.rank for each in failed if each.cause.name == MISMATCH}
     return judge(
-        (replace(one, broken=False) if one.rank in elsewhere else one for one in files.collectives.values()),
+        (
+            replace(one, broken=one.rank not in elsewhere) if one.rank in elsewhere | over else one
+            for one in files.collectives.values()
+        ),
         gone=set(_ended(files)) - set(failed_by_others) - mismatched,
         busy=_ranks_that(by_stack, WORKS),
         blocked=_ranks_that(by_stack, WAITS),
         aborted=[one for one in map(_aborted, failed) if one is not None],
     )
+
+
+def _asked_after_failure(files: RoundFiles, failed_by_others: Collection[int]) -> set[int]:
+    """Return the ranks whose call had failed when they were asked for their record, so that gloo counts it as done."""
+    workers = [worker for node in files.nodes for worker in node.workers if worker.rank in failed_by_others]
+    failed = {worker.rank: worker.error.time_ns for worker in workers if worker.error is not None}
+    found = ((rank, files.collectives.get(rank), at_ns) for rank, at_ns in failed.items() if at_ns is not None)
+    return {rank for rank, one, at_ns in found if one is not None and at_ns <= one.time_ns}
 
 
 def _aborted(failed: FailedWorker) -> Aborted | None:
@@ -149,7 +161,10 @@ def as_dict(found: Judgement, files: RoundFiles, *, used: bool) -> Dict:
     root, nodes = found.root, nodes_of(files)
     broken = {rank for rank, one in files.collectives.items() if one.broken}
     missing = sorted(found.missing_ranks)
-    shown = found.chain if found.kind == APART else () if root is None else (root,)
+    in_cycle = found.kind == CYCLE and len(found.chain) > phrases.PAIR
+    shown = found.chain if found.kind == APART or in_cycle else () if root is None else (root,)
+    # In a cycle, the ranks that have not joined one group are those that wait in the next one.
+    parties = [(each, party) for each in shown for party in each.parties if party.operations or not in_cycle]
     return {
         "verdict": found.kind,
         "certain": found.certain,
@@ -164,7 +179,7 @@ def as_dict(found: Judgement, files: RoundFiles, *, used: bool) -> Dict:
         "number": None if root is None else root.seq,
         "operation": None if root is None or root.operation is None else root.operation.name,
         "waited_s": None if root is None else root.waited_ns / 1e9,
-        "parties": [_party(each, party, found, nodes, broken) for each in shown for party in each.parties],
+        "parties": [_party(each, party, found, nodes, broken) for each, party in parties],
         "chain": [_link(each, nodes) for each in found.chain],
         "records": found.ranks,
         "missing": {**_ranks(missing, nodes), "reason": (found.missing or {})[missing[0]]} if missing else None,

@@ -424,6 +424,31 @@ def test_groups_in_which_all_ranks_wait_are_all_named_where_their_members_are_no
     assert judge(ranks([of["2"], of["1"]]), gone={3}).kind == LEFT
 
 
+def in_a_cycle(listed: dict[int, tuple[str, ...]]) -> Judgement:
+    """Judge ranks 0 -> 1 -> 3 -> 2 -> 0 of which each waits in a group of two, with the groups that each lists."""
+    members = {"1": (0, 1), "2": (1, 3), "3": (2, 3), "4": (0, 2)}
+    waits_in = {0: "1", 1: "2", 3: "3", 2: "4"}
+    calls: list[RankCalls] = []
+    for rank in range(4):
+        waits = entry(1, "gloo:all_reduce", retired=False, process_group=(waits_in[rank], "undefined"))
+        config = {name: GroupConfig("", members[name]) for name in listed[rank]}
+        calls.append(record(rank, Trace((entry(1, "gloo:barrier"), waits), config, {})))
+    return judge(calls)
+
+
+def test_ranks_that_wait_for_each_other_in_a_cycle_are_all_named_and_none_is_the_culprit() -> None:
+    found = in_a_cycle({0: ("1", "4"), 1: ("1", "2"), 2: ("3", "4"), 3: ("2", "3")})
+    assert (found.kind, found.culprits, found.decides) == (CYCLE, (), True)
+    assert text(found) == "ranks 0, 1, 3, 2 wait for each other in a cycle: groups are used in different orders"
+    assert remarks(found)[0] == "rank 0 waits in all_reduce #1 (group 1) for rank 1"
+    assert len(remarks(found)) == 4
+
+
+def test_the_members_of_a_group_are_known_by_a_rank_that_has_not_called_in_it() -> None:
+    assert in_a_cycle({0: ("1", "4"), 1: (), 2: ("3", "4"), 3: ("2", "3")}).kind == CYCLE
+    assert in_a_cycle({0: ("1", "4"), 1: (), 2: ("3", "4"), 3: ("3",)}).decides is False
+
+
 def test_two_groups_in_another_order_name_the_rank_that_did_so() -> None:
     groups = {"1": (0, 1, 2)}
     side = {"process_group": ("1", "side")}

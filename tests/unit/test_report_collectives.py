@@ -10,7 +10,7 @@ from test_collective_judgement import entry
 from test_report_hang import DATA, MAIN, REASON, REDUCE, TORCH, told
 
 from ftslurm.dataclasses import replace
-from ftslurm.records.flight import Collective, Trace
+from ftslurm.records.flight import Collective, GroupConfig, Trace
 from ftslurm.report import gathering
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
@@ -71,6 +71,30 @@ where the ranks of round 1 were
         ("0-1, 3", "all_reduce #118 [4096 float32]"),
         ("2", "all_gather #118 [4096 float32]"),
     ]
+
+
+def test_ranks_in_a_cycle_whose_time_is_over_are_told_with_the_cycle_though_one_was_asked_after_its_failure(
+    tmp_path: Path,
+) -> None:
+    run = RunBuilder(tmp_path).round().wait(60)
+    members = {"1": (0, 1), "2": (1, 3), "3": (2, 3), "4": (0, 2)}
+    late = RuntimeError("[/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation")
+    frames = (("/w/train.py", 10, "sync", None), (f"{TORCH}/distributed/distributed_c10d.py", 9, "all_reduce", None))
+    for rank, name in ((2, "4"), (3, "3"), (0, "1"), (1, "2")):
+        run.fail(rank, late, frames=frames, after_s=0.01)
+        # Gloo counts a call that failed as done.
+        calls = (entry(1, "gloo:barrier"), entry(1, "gloo:all_reduce", process_group=(name, "undefined")))
+        config = {each: GroupConfig("", of) for each, of in members.items() if rank in of and rank != 1}
+        run.collectives(rank, Trace(calls, config, {}), left=rank != 1)
+    run.history[-1]["failure"]["by_peers"] = True
+    report, text = told(run.stop().close("failed", REASON))
+    assert (
+        "FAILED: ranks 0, 1, 3, 2 wait for each other in a cycle: groups are used in different orders at"
+        in " ".join(text.split())
+    )
+    assert report["cause"]["hang"]["verdict"] == "collectives-parties"
+    assert "not joined" not in text
+    assert "rank 1 waits in all_reduce #1 (group 2) for rank 3" in text
 
 
 def test_the_records_find_the_odd_rank_where_all_stacks_are_alike(tmp_path: Path) -> None:
