@@ -190,6 +190,8 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
             return f"{cause.title}: {why} ({code})" if why else f"{cause.title} ({code})"
         return code if is_code(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
+        if cause.name == "interrupt" and not evidence.message:
+            return f"{cause.title} ({evidence.exception})"  # by chance at this line
         message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
         text = _exception(evidence, message)
         silent = (not evidence.message and not cause.vague and not cause.cascade) or cause.name in _TITLED

@@ -33,6 +33,7 @@ _KERNEL = re.compile(
     r"(?m)(?P<file>[^\s:]{1,300}\.(?:cu|cuh|h|hip|cpp):\d{1,6}): .{0,300}?(?P<text>Assertion `[^\n]{1,200}' failed"
     r"|Assertion `[^\n]{1,200}` failed)"
 )
+_INTERRUPTS = re.compile(r"(?i)interrupt|\bSIGINT\b|\bCtrl[-+ ]?C\b")
 _TOOL_LINES = 60
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
@@ -76,6 +77,8 @@ def output_evidence(
         healthy: the ends of the stderr of ranks that did not fail: what they printed, too, was survived.
         stale: the streams to which it wrote last long before the other one: what they report was survived.
     """
+    if exception is not None and exception.type == "KeyboardInterrupt":
+        return _of_interrupt(texts.get("stderr", ""))
     if exception is not None and _is_launcher_without_record(exception):
         return _of_launcher(exception, texts.get("stderr", ""))
     child = None if exception is None else _child_error(exception)
@@ -176,6 +179,16 @@ def _child_error(exception: ExceptionRecord) -> ExceptionRecord | None:
         return exception
     behind = (exception.cause, handled(exception), *exception.exceptions)
     return next((found for each in behind if each is not None and (found := _child_error(each)) is not None), None)
+
+
+def _of_interrupt(stderr: str) -> OutputEvidence | None:
+    """Return the last line before the traceback if it speaks of an interruption: a watchdog of the program's own."""
+    from ftslurm.failures.stderr_witness import LOGGED, Witness, line_before
+
+    line = line_before(stderr, "KeyboardInterrupt") if "KeyboardInterrupt" in stderr else ""
+    if not _INTERRUPTS.search(line):
+        return None
+    return OutputEvidence(Witness(LOGGED, cut_middle(line.strip(), _CHILD_LIMIT)), "its stderr", None)
 
 
 def _is_launcher_without_record(exception: ExceptionRecord) -> bool:

@@ -81,6 +81,19 @@ def test_without_a_counter_the_out_of_memory_killer_stays_a_possibility(run: Run
     assert "OOM killer" in told(run.fail(2, signal="SIGKILL"))[0]["advice"]
 
 
+def test_no_sender_of_a_signal_is_claimed_where_a_program_was_interrupted(run: RunBuilder) -> None:
+    watchdog = (
+        'watchdog: interrupting the main thread\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n'
+    )
+    # Python ends itself by SIGINT after any KeyboardInterrupt.
+    run.fail(2, KeyboardInterrupt(), signal="SIGINT", log=f"{watchdog}KeyboardInterrupt\n")
+    cause, text = told(run)
+    told_line = "interrupted (KeyboardInterrupt): watchdog: interrupting the main thread (from its stderr)"
+    assert cause["what"] == told_line
+    assert "or the program interrupted itself" in cause["advice"]
+    assert "SIGINT" not in text.partition(" at train.py")[0]
+
+
 def test_an_empty_stderr_is_not_where_the_reason_of_an_abort_is(run: RunBuilder) -> None:
     assert "without a message" in told(run.fail(2, signal="SIGABRT"))[0]["advice"]
 

@@ -144,6 +144,20 @@ def test_a_child_process_without_a_recorded_output_is_explained_by_the_line_abov
     assert (found.found.text if found is not None else None) == quoted
 
 
+@pytest.mark.parametrize(
+    ("line", "quoted"),
+    [
+        ("watchdog: the step took longer than 90 s, interrupting the main thread", True),
+        ("sampled 40 batches", False),
+        ("", False),
+    ],
+)
+def test_an_interruption_is_told_with_the_line_above_its_traceback_that_speaks_of_it(line: str, quoted: bool) -> None:
+    stderr = f"{line}\n{TRACEBACK.rpartition('ValueError')[0]}KeyboardInterrupt\n"
+    found = said("interrupt", stderr, exception=ExceptionRecord("KeyboardInterrupt", "builtins", ""))
+    assert (found.found.text if found is not None else None) == (line if quoted else None)
+
+
 def test_a_compiler_is_quoted_with_its_first_error() -> None:
     output = "fused.c: In function 'f':\nfused.c:3:9: error: expected ';' before '}' token\n    3 | x = 1\n      |  ~\n"
     message = "Command '['gcc']' returned non-zero exit status 1."
