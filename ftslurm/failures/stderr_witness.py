@@ -207,6 +207,7 @@ class _Search:
     def from_end(self, end: int) -> Witness | None:
         logged: Witness | None = None
         closing, at = 0, end
+        forms: set[str] = set()
         remaining = [each for each in self.found if each.end <= end]
         while at > 0:
             if remaining and at <= remaining[-1].end:
@@ -229,7 +230,10 @@ class _Search:
                     return None  # what it reports was survived
                 logged = logged or _logged(text)
             elif not self._is_aftermath(line):
-                closing += 1
+                form = _DIGITS.sub("0", line)
+                # Of a loop that cleans up, each line names another number.
+                closing += form not in forms
+                forms.add(form)
                 if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or _STEP.search(line):
                     return logged or self._panic(at) or self._long_message(at, remaining)
             at -= 1

@@ -40,6 +40,7 @@ from ftslurm.report.facts import (
     aligned,
     read_error,
 )
+from ftslurm.report.floods import ends_in_flood, without_floods
 from ftslurm.report.record_reader import KIB, RECORD_LIMIT, Fact, RecordReader
 from ftslurm.report.root_cause import attempts_of, recorded_rank
 from ftslurm.sharedfs.bounded_read import (
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 SMALL_LIMIT = 64 * KIB
 STATE_LIMIT = 64 * 1024 * KIB
 TAIL_LIMIT = 64 * KIB
+FLOOD_LIMIT = 1024 * KIB
+"""Bytes that are read of the end of an output that is full of lines of one form; few of these are kept."""
 STATE_TRIES = 5
 # Older rounds are reported from the state alone: a run of a thousand rounds must not cause a million reads.
 DETAILED_ROUNDS = 64
@@ -374,6 +377,9 @@ class _Reader(RecordReader):
     def tail(self, stream: str, path: Path) -> Iterable[LogTail]:
         try:
             tail = read_tail(path, TAIL_LIMIT, self.owners)
+            if tail is not None and tail[1] > TAIL_LIMIT and ends_in_flood(tail[0]):
+                tail = read_tail(path, FLOOD_LIMIT, self.owners) or tail
+                tail = (without_floods(tail[0])[-TAIL_LIMIT:], *tail[1:])
         except Malformed as error:
             self.problem(path, str(error))
             return

@@ -75,6 +75,15 @@ def test_a_node_whose_guardian_outlived_its_agent_is_not_called_lost(tmp_path: P
     assert report["cause"]["cause"] == "agent-lost"
 
 
+@pytest.mark.parametrize("flood", [200, 5000])
+def test_a_traceback_is_found_above_lines_of_one_form_however_many_they_are(tmp_path: Path, flood: int) -> None:
+    said = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in mask\nValueError: 4097 columns\n'
+    lines = "".join(f"cleanup: removing scratch file {n}\n" for n in range(1, flood))
+    run = RunBuilder(tmp_path).round().fail(1, exit_code=1, log=f"a warning\n{said}{lines}").stop()
+    text = first_lines(run)
+    assert "FAILED: rank 1 on n1: ValueError: 4097 columns (from its stderr) at /w/train.py:9 in mask" in text
+
+
 def test_a_silent_node_is_in_line_two_whatever_the_first_failure_is(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round().fail(0, RuntimeError("the parameter server went away"), step=7)
     run.stop()
