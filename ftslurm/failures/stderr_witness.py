@@ -231,8 +231,8 @@ class _Search:
                 logged = logged or _logged(text)
             elif not self._is_aftermath(line):
                 form = _DIGITS.sub("0", line)
-                # Of a loop that cleans up, each line names another number.
-                closing += form not in forms
+                # Of a loop that cleans up, each line names another number; what is closed may be opened again.
+                closing += form not in forms or _ENDS.search(line) is None
                 forms.add(form)
                 if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or _STEP.search(line):
                     return logged or self._panic(at) or self._long_message(at, remaining)
