@@ -32,6 +32,7 @@ from ftslurm.report.scheduler import (
 )
 from ftslurm.report.scheduler import verdict as scheduler_verdict
 from ftslurm.report.stopped import stop_report
+from ftslurm.report.swallowed import swallowed
 from ftslurm.report.verdict import RoundVerdict, judge_rounds
 from ftslurm.report.wording import brief, summary
 from ftslurm.text import clip, names, plural, ranges, safe
@@ -122,7 +123,7 @@ def analyse(
         "failed": failed_ranks(chosen) if every and chosen is not None else None,
         "missing": missing(snapshot) if status in ("failed", "unfinished") else [],
         "skipped_rounds": snapshot.skipped_rounds,
-        "notes": list(snapshot.notes),
+        "notes": [*snapshot.notes, *_swallowed(status, rounds)],
         "problems": [{"file": p.file, "reason": p.reason} for p in snapshot.problems],
     }
     report["summary"] = summary(report)
@@ -143,6 +144,11 @@ def _run(snapshot: Snapshot) -> Dict:
         "attempts": names,
         "command": list(newest.command) if newest else [],
     }
+
+
+def _swallowed(status: str, rounds: Sequence[RoundVerdict]) -> list[str]:
+    text = swallowed(rounds[-1].files) if status == "succeeded" and rounds else ""
+    return [text] if text else []
 
 
 def _alive(snapshot: Snapshot) -> Dict | None:

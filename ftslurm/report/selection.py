@@ -24,6 +24,7 @@ from ftslurm.report.root_cause import (
     recorded_failures,
     recorded_rank,
 )
+from ftslurm.report.swallowed import may_be_swallowed
 
 SIMILAR_READ = 3
 """Records read of ranks whose connections broke: one may be the first failure, one a hang, the next is shown."""
@@ -155,6 +156,8 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         code = found[0].end[0]
         same = [each.rank for each in workers if code and each.stopped_by_ftslurm and each.exit_code == code]
         chosen += [Output(each, ("stderr", "stdout")) for each in same[:OUTPUTS_PER_ROUND]]
+    if files.number == snapshot.rounds[-1].number:
+        chosen += [Output(each, ("stderr", "stdout")) for each in may_be_swallowed(files)]
     if rank is not None:
         chosen.insert(0, Output(rank, ("stderr", "stdout", "stacks")))
     by_rank: dict[int, Output] = {}

@@ -141,8 +141,9 @@ def _succeeded(report: Json, style: Style) -> list[str]:
     parts = [plural(len(rounds), "round")]
     parts += [_world(rounds[-1])] if rounds else []
     parts += [] if report["duration_s"] is None else [duration(report["duration_s"])]
-    parts += [] if survived else ["no failure"]
+    parts += [] if survived or report["notes"] else ["no failure"]
     lines = style.title(f"{_id(report)} succeeded{survived}", f": {', '.join(parts)}", "green")
+    lines += _notes(report, style)
     lines += _survived(report, style) + _repeated_failures(report, style) + _extent(report, style)
     code = report["exit_code"]
     return lines + ([f"  but the exit code is {code}"] if code else [])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftslurm.dataclasses import replace
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
+from ftslurm.report.swallowed import RANKS_READ
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
 
@@ -82,6 +85,45 @@ def test_a_traceback_is_found_above_lines_of_one_form_however_many_they_are(tmp_
     run = RunBuilder(tmp_path).round().fail(1, exit_code=1, log=f"a warning\n{said}{lines}").stop()
     text = first_lines(run)
     assert "FAILED: rank 1 on n1: ValueError: 4097 columns (from its stderr) at /w/train.py:9 in mask" in text
+
+
+SWALLOWED = "Traceback (most recent call last):\n  File \"/w/train.py\", line 9, in sample\nKeyError: 'image'\n"
+BROKEN = SWALLOWED.replace("KeyError: 'image'", f"RuntimeError: {LATE}")
+
+
+def succeeded(run: RunBuilder, *, written_s: float = 0.0) -> tuple[dict[str, Any], str]:
+    """Report a run that succeeded; its outputs were written so many seconds before its end."""
+    path = run.succeed().close("succeeded", "").write()
+    for log in path.rglob("*.log"):
+        os.utime(log, ns=(run.now_ns, run.now_ns - int(written_s * 1e9)))
+    report = analyse(gather(path, now_ns=run.now_ns + 10**9))
+    return report, " ".join(render(report, zone=time.gmtime).split())
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_run_that_succeeded_is_told_of_a_rank_whose_output_ends_with_a_traceback(tmp_path: Path, stream: str) -> None:
+    run = RunBuilder(tmp_path).round().log(1, BROKEN, stream).log(2, f"step 3\n{SWALLOWED}", stream)
+    report, text = succeeded(run)
+    assert (report["status"], report["exit_code"], report["cause"]) == ("succeeded", 0, None)
+    assert "rank 2 ended with exit code 0, though its output ends with a traceback" in text
+    assert "KeyError: 'image' at train.py:9 in sample; a pipe hides exit codes: set -o pipefail" in text
+    assert "of 1 more rank" in text
+    assert "no failure" not in text
+
+
+@pytest.mark.parametrize(
+    ("output", "written_s"), [(f"{SWALLOWED}step 4 loss 2.5\n", 0.0), (SWALLOWED, 60.0), ("all is well\n", 0.0)]
+)
+def test_a_run_that_succeeded_is_not_told_of_what_its_ranks_survived(
+    tmp_path: Path, output: str, written_s: float
+) -> None:
+    report, text = succeeded(RunBuilder(tmp_path).round().log(2, output), written_s=written_s)
+    assert (report["notes"], "no failure" in text) == ([], True)
+
+
+def test_of_a_large_run_that_succeeded_no_output_is_read(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=RANKS_READ).round().log(2, SWALLOWED)
+    assert succeeded(run)[0]["notes"] == []
 
 
 def test_a_silent_node_is_in_line_two_whatever_the_first_failure_is(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Ranks of a run that succeeded, by their exit codes, whose output ends with a traceback (pure).
+
+The exit code of ``python train.py | tee log`` in a shell is that of ``tee``. What such a rank reports is success, and
+so is the run; the report says what its output shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ftslurm.failures.own_code import own_frame
+from ftslurm.failures.reason import by_distributed
+from ftslurm.report.facts import LogTail, RoundFiles, Worker
+from ftslurm.report.failed_worker import LIVED_ON_NS
+from ftslurm.text import cut_middle, plural
+
+RANKS_READ = 64
+"""Ranks of a run of which the outputs are read although it succeeded; of a larger one none is."""
+TEXT_LIMIT = 120
+_HEADER = "Traceback (most recent call last)"
+
+
+class _Ended(NamedTuple):
+    follows: bool
+    rank: int
+    text: str
+
+
+def may_be_swallowed(files: RoundFiles) -> list[int]:
+    """Return the ranks of a small round that all ended with exit code 0; empty: it is large, or did not end so."""
+    workers = [worker for node in files.nodes for worker in node.workers]
+    whole = all(worker.ended_ns is not None and worker.exit_code == 0 for worker in workers)
+    return [worker.rank for worker in workers] if whole and len(workers) <= RANKS_READ else []
+
+
+def swallowed(files: RoundFiles) -> str:
+    """Return which rank ended with exit code 0 though its output ends with a traceback, as a sentence; empty: none.
+
+    Args:
+        files: the round, with the ends of its ranks' outputs.
+    """
+    workers = {worker.rank: worker for node in files.nodes for worker in node.workers}
+    found = [each for rank in may_be_swallowed(files) for each in _ended(workers[rank], files.tails.get(rank, ()))]
+    if not found:
+        return ""
+    _, rank, text = min(found)
+    others = len({each.rank for each in found}) - 1
+    more = f" (and so do{'es that' if others == 1 else ' those'} of {plural(others, 'more rank')})" if others else ""
+    return (
+        f"rank {rank} ended with exit code 0, though its output ends with a traceback{more}: {text}; a pipe hides exit"
+        " codes: set -o pipefail"
+    )
+
+
+def _ended(worker: Worker, tails: tuple[LogTail, ...]) -> Iterator[_Ended]:
+    for tail in tails:
+        if _HEADER not in tail.text or not _at_its_end(worker, tail):
+            continue
+        from ftslurm.failures.stderr_witness import TRACEBACK, witness
+
+        found = witness(tail.text)
+        raised = found.exception if found is not None and found.kind == TRACEBACK and not found.thread else None
+        if found is None or raised is None:
+            continue
+        place = f" at {own_frame(raised.frames).place.rpartition('/')[2]}" if raised.frames else ""
+        follows = by_distributed(raised.type, raised.module, raised.message, raised.inner_file)
+        yield _Ended(follows, worker.rank, f"{cut_middle(found.text, TEXT_LIMIT)}{place}")
+
+
+def _at_its_end(worker: Worker, tail: LogTail) -> bool:
+    """Return whether a rank ended with what it printed last, and did not go on; torch prefixes what nothing catches."""
+    if f"[rank{worker.rank}]: {_HEADER}" in tail.text:
+        return True
+    assert worker.ended_ns is not None
+    return tail.written_ns is not None and worker.ended_ns - tail.written_ns <= LIVED_ON_NS
+
+
+__all__ = ["RANKS_READ", "may_be_swallowed", "swallowed"]
