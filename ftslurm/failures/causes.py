@@ -161,6 +161,19 @@ def _first_line(text: str) -> str:
     return cut_middle(text.strip().split("\n", 1)[0], _INNER_LIMIT)
 
 
+def _of_signal(evidence: Evidence) -> str:
+    """Return what a negative number of sys.exit stands for: it is what subprocess returns for a child's signal."""
+    number = evidence.message.removeprefix("-")
+    if not evidence.message.startswith("-") or not number.isdecimal() or len(number) > 2:
+        return ""
+    from signal import Signals
+
+    try:
+        return f": sys.exit({evidence.message}), as of a child process that {Signals(int(number)).name} ended"
+    except ValueError:
+        return ""
+
+
 def _exception(evidence: Evidence, message: str) -> str:
     """Describe an exception; one without a message by the line of code that raised it."""
     line = whole_line(message) or message_line(message)
@@ -188,7 +201,7 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         if cause.name == "wrong-usage":
             why = refusal(evidence.tail)
             return f"{cause.title}: {why} ({code})" if why else f"{cause.title} ({code})"
-        return code if is_code(evidence.message) else f"{code}: {evidence.message}"
+        return f"{code}{_of_signal(evidence)}" if is_code(evidence.message) else f"{code}: {evidence.message}"
     if evidence.exception is not None:
         if cause.name == "interrupt" and not evidence.message:
             return f"{cause.title} ({evidence.exception})"  # by chance at this line

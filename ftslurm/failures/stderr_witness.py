@@ -72,6 +72,7 @@ _AFTERMATH = re.compile(
     r".{0,200}\(core dumped\)|\S{1,80}: line \d+: +\d+ |make(\[\d+\])?: \*\*\* |Command exited with non-zero|"
     r"={3,}$|-{3,}$|\*{3,}$|\+-+|(Failures|Root Cause).{0,60}:$|\[\d+\]:$|\S{1,200} FAILED$|<NO_OTHER_FAILURES>|"
     rf"{_LAUNCHER}|"
+    r"Please check the spelling or version|Also (try|make sure)|It is also possible your cache file|"
     r"note: run with `RUST_BACKTRACE|stack backtrace:$|"
     r"(concurrent\.futures\.process\._|multiprocessing\.pool\.)RemoteTraceback:|(\"\"\"|''')$"
 )
@@ -101,6 +102,11 @@ _ENDS = re.compile(
     r"|finaliz(?:ed|ing)|child (?:process )?failed|sig(?:quit|term|kill|abrt)|destroy(?:ed|ing)|giving up|crashed"
     r"|died)\b"
 )
+_TROUBLE = re.compile(
+    r"(?i)\b(?:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable|invalid|not found"
+    r"|no such|unknown|unreachable|timed out|exceeded)\b"
+)
+_CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
 _LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
 _KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
@@ -122,6 +128,7 @@ _RUNTIME = re.compile(
     r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
     r"|corrupted |\*\*\* "
 )
+_LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
 _TIME_OVER = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$")
 # Of Rust and Java: the reason, and where it is in the lines below.
 _PANIC = re.compile(r"thread '[^'\n]{0,100}' (?:\(\d+\) )?panicked at (?P<place>\S{1,300}?):?$")
@@ -186,6 +193,21 @@ def line_before(text: str, exception: str) -> str:
     own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
     line = last_line("\n".join(lines[: own.first])) if own is not None else ""
     return "" if _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line) else line
+
+
+def error_before(text: str, exception: str) -> str:
+    """Return the first of the few lines right above such a traceback that are errors by their words; empty: none.
+
+    What a chain of programs prints last is often only the exit code of the one before.
+    """
+    lines = output_lines(text)
+    own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
+    found: list[str] = []
+    for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first] if own is not None else ()):
+        if not _TROUBLE.search(line) or _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line):
+            break
+        found.insert(0, line)
+    return next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")
 
 
 def dead_threads(text: str) -> list[Witness]:
@@ -379,6 +401,9 @@ def logged_error(line: str) -> str | None:
         return stated.text
     if _SHELL.fullmatch(bare):
         return bare
+    by_lmod = _LMOD.match(bare)
+    if by_lmod is not None:
+        return f"Lmod: {by_lmod['text']}"
     found = _GLOG.match(bare) or _PLAIN.match(bare) or _KEYS.search(bare[:1000])
     if found is None and _NAMED.match(bare):
         return bare
@@ -419,6 +444,7 @@ __all__ = [
     "TRACEBACK",
     "Witness",
     "dead_threads",
+    "error_before",
     "is_aftermath",
     "last_line",
     "logged_error",

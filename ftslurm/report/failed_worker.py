@@ -163,6 +163,7 @@ def _exception(kind: str, error: RankError | None, summary: Failure | None) -> E
     return ExceptionRecord(name, module, match[2])
 
 
+_GLUED = re.compile(r"(?<=[^\s\"'`:(])(?=terminate called (?:after throwing|without an active|recursively))")
 _BAR = re.compile(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
 
 
@@ -380,8 +381,8 @@ def _frames_of(worker: FailedWorker, evidence: Evidence, found: Evidence) -> tup
 
 
 def _without_bars(stderr: str) -> str:
-    """Return the text without progress bars: what a runtime prints next stands in their line."""
-    return _BAR.sub("\n", stderr)
+    """Return the text with what a runtime prints behind a progress bar, or a counter, in a line of its own."""
+    return _GLUED.sub("\n", _BAR.sub("\n", stderr))
 
 
 def evidence_of(worker: FailedWorker, stderr: str) -> Evidence:

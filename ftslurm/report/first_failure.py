@@ -22,6 +22,7 @@ TOO_FEW = "too-few"
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
 _HEADER = "Traceback (most recent call last):"
+_HANDLER = re.compile(r"(?i)alarm|alrm|signal|sig_?(?:term|int|usr|hup)|timeout|timed_?out|handler")
 VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?)/(.+)\Z")
@@ -220,7 +221,23 @@ def _locations(worker: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict
     if not frames:
         return None, None
     own = next((f for f in reversed(frames) if not is_library(f.file)), frames[-1])
+    own = _interrupted(frames, own)
     return _location(own, cwd), None if own is frames[-1] else _location(frames[-1], cwd)
+
+
+def _interrupted(frames: Sequence[Frame], own: Frame) -> Frame:
+    """Return the code that a handler of a signal interrupted, where the innermost own frame is that handler.
+
+    The interrupted line does not call the handler, whose name says what it is.
+    """
+    at = next(i for i, frame in enumerate(frames) if frame is own)
+    if not at or at != len(frames) - 1 or not _HANDLER.search(own.function) or own.function.startswith("__"):
+        return own
+    caller = frames[at - 1]
+    name = own.function.rpartition(".")[2]
+    if not caller.source or name in caller.source:
+        return own
+    return next((frame for frame in reversed(frames[:at]) if not is_library(frame.file)), own)
 
 
 def _location(frame: Frame, cwd: str | None) -> Dict:

@@ -177,6 +177,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     where = tuple(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))[:8]
     what = statement(found, files) if found.culprits else phrases.undecided(found)
     locked = plain.advice == _LOCKED
+    dead = dead_threads(files, verdict)
     return replace(
         plain,
         what=what,
@@ -186,6 +187,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
         ranks=ranges(ranks),
         advice=plain.advice if locked else phrases.advice(found),
         evidence=(*plain.evidence, COLLECTIVES),
+        remarks=(*plain.remarks, *([dead] if dead else [])),
         hang={
             **(plain.hang or {}),
             "verdict": COLLECTIVES if found.culprits else f"{COLLECTIVES}-{PARTIES}",

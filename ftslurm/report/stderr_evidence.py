@@ -210,7 +210,7 @@ def _of_launcher(exception: ExceptionRecord, stderr: str) -> OutputEvidence | No
 
 def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return why a child process failed: from what the exception has of its output, else from the rank's own."""
-    from ftslurm.failures.stderr_witness import LOGGED, Witness, line_before, output_lines, witness
+    from ftslurm.failures.stderr_witness import LOGGED, Witness, error_before, line_before, output_lines, witness
 
     found = _of_compiler(exception.output or exception.message)
     if found is None:
@@ -225,9 +225,11 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
         if any("killed by signal" in each.message for each in links(exception)):
             stderr = _BY_HANDLER.sub("", stderr)
         found = witness(stderr, before=exception.type) or _of_tool(exception.message, stderr)
-    if found is None and _PLAIN.search(exception.message) and (line := line_before(stderr, exception.type)):
-        text = cut_middle(line, _CHILD_LIMIT)
-        return OutputEvidence(Witness(LOGGED, text), "the line before it", None, of_child=True)
+    # A message that says more than the exit code may be about something else: then only an error is quoted.
+    plain = _PLAIN.search(exception.message) is not None
+    if found is None and (line := (line_before if plain else error_before)(stderr, exception.type)):
+        source = "the line before it" if plain else "its stderr"
+        return OutputEvidence(Witness(LOGGED, cut_middle(line, _CHILD_LIMIT)), source, None, of_child=True)
     if found is None or found.text.endswith(":"):
         # What only introduces a reason says none.
         return None

@@ -73,6 +73,17 @@ where the ranks of round 1 were
     ]
 
 
+def test_a_dead_thread_of_the_rank_that_the_others_wait_for_is_told_in_the_first_lines(tmp_path: Path) -> None:
+    queue = (MAIN, ("/w/train.py", 18, "batch"), ("/usr/lib/python3.11/queue.py", 171, "get"))
+    run = hung(tmp_path, {0: REDUCE, 1: REDUCE, 2: queue, 3: REDUCE}, {0: WAITS, 1: WAITS, 2: REST, 3: WAITS})
+    died = (
+        'Exception in thread prefetch:\nTraceback (most recent call last):\n  File "/w/train.py", line 12, in parse\n'
+    )
+    _, text = told(run.log(2, f"{died}ValueError: row 7\n"))
+    assert "rank 2 on n2 has not joined all_reduce #118" in " ".join(text.split())
+    assert "thread prefetch of rank 2 died at train.py:12: ValueError: row 7" in "".join(text.splitlines()[:6])
+
+
 def test_ranks_in_a_cycle_whose_time_is_over_are_told_with_the_cycle_though_one_was_asked_after_its_failure(
     tmp_path: Path,
 ) -> None:

@@ -87,6 +87,39 @@ def test_a_traceback_is_found_above_lines_of_one_form_however_many_they_are(tmp_
     assert "FAILED: rank 1 on n1: ValueError: 4097 columns (from its stderr) at /w/train.py:9 in mask" in text
 
 
+@pytest.mark.parametrize(
+    "before", ["step 7/30 loss=0.1", "", " 7%|7 | 7/99 [00:01<00:01, 3.1it/s]", "[rank3]: step\r7"]
+)
+def test_the_reason_of_an_abort_is_found_behind_a_counter_in_its_line(tmp_path: Path, before: str) -> None:
+    log = f"{before}terminate called after throwing an instance of 'std::out_of_range'\n  what():  record 8812\n"
+    text = first_lines(RunBuilder(tmp_path).round().fail(3, signal="SIGABRT", log=log).stop())
+    assert "rank 3 on n2: aborted (SIGABRT): std::out_of_range: record 8812" in text
+
+
+def test_a_negative_number_of_sys_exit_is_told_as_the_signal_that_ended_a_child(tmp_path: Path) -> None:
+    text = first_lines(RunBuilder(tmp_path).round().fail(3, SystemExit("-6"), exit_code=250).stop())
+    assert "rank 3 on n2: exit code 250: sys.exit(-6), as of a child process that SIGABRT ended" in text
+    text = first_lines(RunBuilder(tmp_path, run_id="b").round().fail(3, SystemExit("-99"), exit_code=157).stop())
+    assert "exit code 157 at" in text
+
+
+@pytest.mark.parametrize(
+    ("called", "function", "place"),
+    [
+        ("time.sleep(6)", "on_alarm", "train.py:14 in load"),
+        ("time.sleep(6)", "Watchdog.timeout_handler", "train.py:14 in load"),
+        ("on_alarm(14, None)", "on_alarm", "train.py:11 in on_alarm"),
+        ("batch.to(device)", "fetch", "train.py:11 in fetch"),
+    ],
+)
+def test_an_exception_of_a_signals_handler_is_where_the_code_was_interrupted(
+    tmp_path: Path, called: str, function: str, place: str
+) -> None:
+    frames = (("/w/train.py", 14, "load", called), ("/w/train.py", 11, function, "raise StepTimeout('over')"))
+    text = first_lines(RunBuilder(tmp_path).round().fail(3, TimeoutError("over"), frames=frames).stop())
+    assert f"at /w/{place.replace('on_alarm', function)}, round 1" in text
+
+
 SWALLOWED = "Traceback (most recent call last):\n  File \"/w/train.py\", line 9, in sample\nKeyError: 'image'\n"
 BROKEN = SWALLOWED.replace("KeyError: 'image'", f"RuntimeError: {LATE}")
 

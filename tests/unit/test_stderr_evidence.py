@@ -13,6 +13,13 @@ TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in step
 ValueError: row 4711 has no label
 """
+LMOD = """\
+Lmod has detected the following error:  The following module(s) are unknown: "cuda/99.1"
+
+Please check the spelling or version number. Also try "module spider ..."
+It is also possible your cache file is out-of-date; it may help to try:
+  $ module --ignore_cache load "cuda/99.1"
+"""
 HANDLED = ExceptionRecord(
     "ValueError", "builtins", "row 4711 has no label", frames=(Frame("/home/ann/train.py", 7, "step"),)
 )
@@ -156,6 +163,30 @@ def test_an_interruption_is_told_with_the_line_above_its_traceback_that_speaks_o
     stderr = f"{line}\n{TRACEBACK.rpartition('ValueError')[0]}KeyboardInterrupt\n"
     found = said("interrupt", stderr, exception=ExceptionRecord("KeyboardInterrupt", "builtins", ""))
     assert (found.found.text if found is not None else None) == (line if quoted else None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "quoted"),
+    [
+        ("Host key verification failed.\nrsync error: unexplained error (code 255)\n", "Host key verification failed."),
+        ("tar: short read: error is not recoverable\n", "tar: short read: error is not recoverable"),
+        ("copied 7 files\n", None),
+        ("ERROR-free so far, retrying\n", None),
+        ("mount: permission denied\nstep 7 loss 2.5\n", None),
+    ],
+)
+def test_a_programs_own_words_on_an_exit_code_are_explained_by_an_error_right_above(
+    lines: str, quoted: str | None
+) -> None:
+    failed = ExceptionRecord("RuntimeError", message="staging of nas:/data failed with status 255")
+    found = said("exception", lines + TRACEBACK.replace("ValueError", "RuntimeError"), exception=failed)
+    assert (found.found.text if found is not None else None) == quoted
+
+
+def test_a_failed_module_load_is_explained_by_lmods_own_line() -> None:
+    found = said("exit", LMOD)
+    assert found is not None
+    assert found.found.text == 'Lmod: The following module(s) are unknown: "cuda/99.1"'
 
 
 def test_a_compiler_is_quoted_with_its_first_error() -> None:
