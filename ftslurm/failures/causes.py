@@ -45,6 +45,9 @@ __all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
 _TITLED = ("address-space", "checkpoint-mismatch", "weights-only", "ddp-unused")
 """Causes of which `message_line` leaves only the detail: the title says what it is about."""
+_BINARY = re.compile(r"[\x00-\x08\x0e-\x1a]")
+_LINE_ENDS = re.compile(r"[\r\n]+")
+_BINARY_LIMIT = 64 * 1024  # characters
 _INNER_LIMIT = 200  # characters of the exception behind another one
 
 
@@ -176,6 +179,9 @@ def _of_signal(evidence: Evidence) -> str:
 
 def _exception(evidence: Evidence, message: str) -> str:
     """Describe an exception; one without a message by the line of code that raised it."""
+    if _BINARY.search(message):
+        # Bytes of a file, whose ends of lines are by chance.
+        message = _LINE_ENDS.sub(" ", message[:_BINARY_LIMIT])
     line = whole_line(message) or message_line(message)
     if not line:
         source = source_line(evidence.frames)

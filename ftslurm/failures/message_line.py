@@ -51,7 +51,9 @@ _GPU_MEMORY = re.compile(
     r"CUDA out of memory\. Tried to allocate [\d.]+ \w+\.?(?: GPU \d+ has a total capac\w+ of [\d.]+ \w+ of which"
     r" [\d.]+ \w+ is free| \(GPU \d+; .{0,120}? free)?"
 )
-_COMMAND_LIMIT, _REFUSAL_LIMIT = 60, 300
+_COMMAND_LIMIT, _REFUSAL_LIMIT, _FIELDS = 60, 300, 6
+_VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MULTILINE)
+_FIELD = re.compile(r"^(\S[^\n]{0,200})\n {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
 # Where to read more is no reason.
 _SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
 _SHORT = 120
@@ -82,7 +84,7 @@ def message_line(message: str) -> str:
     memory = _GPU_MEMORY.match(text)
     if memory is not None:
         return memory[0].rstrip(" .;,")
-    if within := _within(text):
+    if within := _within(text) or _validation_line(text):
         return within
     keys = state_dict_line(text)
     if keys:
@@ -111,6 +113,20 @@ def message_line(message: str) -> str:
             break
         first = f"{first} {line.strip()}".strip()
     return first
+
+
+def _validation_line(text: str) -> str:
+    """Return the fields of pydantic's message, each with what is wrong with it; empty: it is none of pydantic's.
+
+    ``2 errors for TrainConfig: optim.lr: Input should be a valid number; data.path: Field required``
+    """
+    head = _VALIDATION.match(text)
+    fields = _FIELD.findall(text, head.end()) if head is not None else []
+    if head is None or not fields:
+        return ""
+    shown = [f"{field}: {why.partition(',')[0]}" for field, why in fields[:_FIELDS]]
+    more = f"; and {len(fields) - _FIELDS} more" if len(fields) > _FIELDS else ""
+    return f"{head[0].replace('validation ', '', 1)}: {'; '.join(shown)}{more}"[:LIMIT]
 
 
 def _within(text: str) -> str:
@@ -155,6 +171,8 @@ def whole_line(message: str) -> str:
     """
     if "\n" not in message or len(message) > _WHOLE_LIMIT or _launcher_line(message.strip()) or _within(message):
         return ""
+    if fields := _validation_line(message.strip()):
+        return fields
     lines = message.strip().split("\n")
     if any(_NO_TEXT.match(line.strip()) for line in lines):
         return ""

@@ -30,6 +30,9 @@ _CODE = re.compile(r"-?\d*")
 _REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner|above|previous|original|causing) (?:exception|error)")
 _CAUGHT = re.compile(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
 """Of torch's ExceptionWrapper: it repeats the type, and adds the place of the other process or thread."""
+ON_RANKS = "on rank"
+"""How a failure begins to name the ranks where it happened, for use in `raised_again`."""
+_COLLECTED = re.compile(r"CheckpointException: CheckpointException ranks:dict_keys\(\[(\d{1,6}(?:, \d{1,6})*)\]\)")
 _SPAWNED = re.compile(r"ProcessRaisedException: Process (\d+) terminated with the following error$")
 _RUNTIME_WORDS = re.compile(
     r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::|The (client|server) socket has"
@@ -138,6 +141,9 @@ def _again(outer: ExceptionRecord, inner: ExceptionRecord) -> str:
     spawned = _SPAWNED.match(text)
     if spawned is not None:
         return f"in process {spawned[1]}"
+    collected = _COLLECTED.match(text)
+    if collected is not None:
+        return f"{ON_RANKS}{'s' if ',' in collected[1] else ''} {collected[1]}"
     caught = _CAUGHT.fullmatch(text)
     if caught is not None and caught["type"] == inner.type:
         return caught["where"]

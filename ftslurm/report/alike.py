@@ -14,6 +14,7 @@ from ftslurm.report.collective_timeouts import BY_WATCHDOG
 from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import signature
+from ftslurm.report.named_ranks import named_ranks
 from ftslurm.text import clip, names, ranges
 
 ALL, NODES, EVERY_NODE, MOST, KNOWN = "all", "nodes", "every-node", "most", "known"
@@ -97,6 +98,10 @@ def alike(
     """
     same = [first, *(each for each in others if is_same(first, each))]
     ranks = {each.rank for each in same} | set(followers) | _ended_alike(files, first)
+    named = named_ranks(first)
+    if named:
+        # The others only raise what happened there.
+        same, ranks = [each for each in same if each.rank in named], ranks & named
     if len(ranks) < 2 or min(ranks) < 0 or (world is not None and len(ranks) > world):
         return None
     if world is None:
@@ -116,6 +121,8 @@ def alike(
     differ = not first.cause.cascade and _differ(same)
     if len(ranks) == world:
         return Alike(ALL, tuple(sorted(ranks)), world, nodes, differ=differ)
+    if named:
+        return _known(same, ranks, nodes)
     workers = [worker for node in files.nodes for worker in node.workers]
     rest = [worker for worker in workers if worker.rank not in ranks]
     stopped = bool(rest) and all(worker.stopped_by_ftslurm for worker in rest)

@@ -25,6 +25,7 @@ from ftslurm.report.lost_nodes import (
     silent_nodes,
     unreachable_failure,
 )
+from ftslurm.report.named_ranks import named_first
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -139,7 +140,7 @@ def _judge_round(snapshot: Snapshot, clocks: Clocks, number: int, *, newest: boo
     files, entry = round_files(snapshot, number), history_of(snapshot, number)
     failures = root_cause.judge_failures(snapshot, clocks, files)
     judged = consequence.most_telling_first(clocks, number, failures.judged)
-    judged = collective_timeouts.odd_one_first(files, judged)
+    judged = named_first(collective_timeouts.odd_one_first(files, judged))
     outcome = _outcome(snapshot, files, entry, judged, newest=newest)
     places = _triage_of(files) if files.stacks else None
     collectives = _judged_collectives(files, places, failures)

@@ -26,6 +26,8 @@ from ftslurm.records.codec import to_json
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, error_file, error_record_in
 from ftslurm.text import first_line
 
+FRAME = (Frame("/home/ann/train.py", 7, "step"),)
+
 
 def label() -> None:
     {"row": 1}["label"]
@@ -53,6 +55,36 @@ def said(exception: ExceptionRecord) -> tuple[str, str, str]:
     evidence = with_exception(Evidence("exception"), reason(exception))
     cause, found = find(evidence)
     return cause.name, describe(evidence, cause, found), reason(exception).frames[-1].function
+
+
+PYDANTIC = """\
+2 validation errors for TrainConfig
+optim.lr
+  Input should be a valid number, unable to parse string as a number [type=float_parsing, input_value='1e-4x']
+    For further information visit https://errors.pydantic.dev/2.9/v/float_parsing
+data.path
+  Field required [type=missing, input_value={'optim': {}}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.9/v/missing"""
+
+
+def test_a_validation_error_names_its_fields_in_one_line() -> None:
+    expected = "2 errors for TrainConfig: optim.lr: Input should be a valid number; data.path: Field required"
+    assert (
+        said(ExceptionRecord("ValidationError", "pydantic", PYDANTIC, frames=FRAME))[1]
+        == f"ValidationError: {expected}"
+    )
+    many = "9 validation errors for X\n" + "\n".join(
+        f"f{n}\n  field required (type=value_error.missing)" for n in range(9)
+    )
+    assert message_line(many).endswith("f5: field required; and 3 more")
+    assert message_line("2 validation errors for X") == "2 validation errors for X"
+
+
+def test_the_ends_of_lines_in_binary_data_do_not_end_a_message() -> None:
+    binary = ExceptionRecord("ValueError", "builtins", "bad magic: \x00\xff\r\n\x07GIF89a at offset 4096", frames=FRAME)
+    assert said(binary)[1] == "ValueError: bad magic: \x00\xff \x07GIF89a at offset 4096"
+    coloured = ExceptionRecord("ValueError", "builtins", "\x1b[31mno label\x1b[0m\nin row 7\nof 9", frames=FRAME)
+    assert "\n" in said(coloured)[1] or "; " in said(coloured)[1]
 
 
 # Exceptions of other processes
@@ -423,7 +455,7 @@ def test_any_text_is_parsed_without_an_error_in_linear_time() -> None:
         ),
         (
             "1 validation error for Config\nlr\n  Input should be a number\n    For further information visit https://x",
-            "1 validation error for Config; lr; Input should be a number",
+            "1 error for Config: lr: Input should be a number",
         ),
         (
             "\n*** Configuration error ***\n\nbetas must have two entries\n",

@@ -236,6 +236,27 @@ def test_a_traceback_after_which_other_ranks_went_on_until_a_collective_failed_i
     assert 'its stderr ends with "shutting down: no tokens left"' in text
 
 
+@pytest.mark.parametrize(
+    ("named", "subject"), [("2", "rank 2 on n2"), ("1, 2", "ranks 1-2"), ("0, 1, 2, 3", "all 4 ranks")]
+)
+def test_a_failure_that_all_ranks_raise_is_that_of_the_ranks_that_it_names(
+    tmp_path: Path, named: str, subject: str
+) -> None:
+    class CheckpointException(Exception):
+        pass
+
+    inner = "Traceback (most recent call last): (RANK 2)\n" + CALLED.partition("\n")[0]
+    why = "RuntimeError: Missing key in checkpoint state_dict: head.bias."
+    run = RunBuilder(tmp_path).round()
+    for rank in (1, 0, 3, 2):
+        error = CheckpointException(f"CheckpointException ranks:dict_keys([{named}])\n{inner}\n{why}\n")
+        run.fail(rank, error, after_s=0.01)
+    cause, text = told(run.stop())
+    assert f"FAILED: {subject}" in text
+    assert "head.bias" in cause["what"]
+    assert cause["rank"] in map(int, named.split(", "))
+
+
 def test_messages_that_differ_in_numbers_only_are_alike_and_said_to_differ(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=1).round().fail(0, ValueError("shard 0 has 3 columns"))
     text = told(run.fail(1, ValueError("shard 17 has 4 columns"), after_s=0.01).stop())[1]
