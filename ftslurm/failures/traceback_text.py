@@ -68,6 +68,8 @@ _ALSO = re.compile(
 )
 _TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
+_SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
+RELATION_LINES = 8
 _SKIPPED = 3
 _BEFORE_FRAMES = 5
 _SOURCE_LINES = 4
@@ -437,31 +439,49 @@ def _message(lines: Sequence[str], at: int, prefix: str, first: str, *, whole: b
     nested = False
     while at < len(lines) and len(kept) < MESSAGE_LINES:
         own = _own(lines[at][:LINE_LIMIT], prefix)
-        if own is None or _CAUSE in own or _CONTEXT in own or (prefix and own.startswith(("+-", "+ "))):
+        if own is None or (prefix and own.startswith(("+-", "+ "))):
             break
-        if HEADER in own:
-            if not ("Original " in own or _INTRODUCES.search(kept[-1].rstrip() or " ") or "(RANK " in own):
+        if HEADER in own or is_relation(own):
+            if not _passes_traceback_on(kept, own, nested=nested):
                 break
             nested = True
-        elif not (whole or nested or prefix):
-            if not own.strip():
-                further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
-                if first.endswith(":") and len(kept) == 1 and _TEXT.match(further):
-                    # A message in two paragraphs, of which the first one only introduces the second.
-                    kept.append(further.rstrip())
-                    at += 2
-                    continue
-                if not (_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further))):
-                    break
-            elif not (_continues(own, first) or _passes_on(kept, own) or kept[-1].strip() == "Last error:"):
+        elif nested:
+            # A blank line ends the other process's message, unless its chain goes on below.
+            ends = not whole and not own.strip() and len(kept) > 1 and not kept[-1].startswith(" ")
+            if ends and not any(map(is_relation, [kept[-1], *lines[at : at + RELATION_LINES]])):
                 break
-        elif nested and not whole and not own.strip() and len(kept) > 1 and not kept[-1].startswith(" "):
-            break
+        elif not (whole or prefix):
+            further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
+            if not own.strip() and first.endswith(":") and len(kept) == 1 and _TEXT.match(further):
+                # A message in two paragraphs, of which the first one only introduces the second.
+                kept.append(further.rstrip())
+                at += 2
+                continue
+            if not _is_further(kept, own, further):
+                break
         kept.append(own.rstrip())
         at += 1
     while len(kept) > 1 and kept[-1].strip() in ("", '"""', "'''"):
         kept.pop()
     return at, "\n".join(kept).strip()
+
+
+def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> bool:
+    """Return whether a header, or a line between two exceptions, belongs to a message that has another's traceback."""
+    if is_relation(line):
+        return nested and _SPAWNED.search("\n".join(kept)) is not None
+    chained = nested and any(map(is_relation, kept[-2:]))
+    introduced = _INTRODUCES.search(kept[-1].rstrip() or " ") is not None
+    return chained or introduced or "Original " in line or "(RANK " in line
+
+
+def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
+    """Return whether a line that follows a message in a program's output is its next one; ``further``: the one"
+    " below."""
+    first = kept[0]
+    if not line.strip():
+        return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
+    return _continues(line, first) or _passes_on(kept, line) or kept[-1].strip() == "Last error:"
 
 
 def _continues(line: str, first: str) -> bool:

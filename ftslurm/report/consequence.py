@@ -171,7 +171,8 @@ def waiting_places(failed: Sequence[FailedWorker], following: Mapping[str, Seque
         failed, following: see `origin`.
     """
     timed_out = any(each.cause.cascade and each.cause.name not in _BROKEN for each in failed)
-    if not timed_out or not all(each.cause.cascade for each in failed):
+    unnamed = any(each.rank < 0 for each in failed)  # of a log
+    if not timed_out or unnamed or not all(each.cause.cascade for each in failed):
         return []
     places: dict[str, set[int]] = {}
     for each in failed:

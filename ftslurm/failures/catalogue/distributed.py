@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import CASCADE, GPU, NETWORK, OTHER_NODE, POINTLESS, PRIMARY, Cause
+from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.predicates import (
     UNRESOLVED,
     distributed,
@@ -24,6 +25,11 @@ _WATCHDOG = (
     r"(?m)^(\[rank\d+\]:)?\s*(\[[EF][^\]\n]*ProcessGroupNCCL\.cpp:\d+\].*([Ww]atchdog|timeout|aborted)"
     r"|what\(\): .*watchdog thread terminated with exception)"
 )
+
+
+def _watchdog_of_others(e: Evidence) -> bool:
+    """Match an abort by torch's watchdog of NCCL, but for an error of the rank's own device."""
+    return tail("SIGABRT", _WATCHDOG)(e) and not e.watchdog_error.startswith(("CUDA", "HIP"))
 
 
 ROWS: tuple[Cause, ...] = (
@@ -118,6 +124,7 @@ ROWS: tuple[Cause, ...] = (
           not_for="the rank that the others waited for", behind=True, symptom_of=NETWORK),
     Cause("peer-reset", "connection to another rank broke", CASCADE,
           either(distributed(r"Connection (closed|reset) by (remote )?peer|ncclRemoteError|remote process exited"
+                             r"|connectFullMesh failed"
                              r"|Broken pipe|[Ss]ocket closed|Connection refused"
                              r"|recvValue failed|failed to recv, got 0 bytes|Read (error|timeout)|writev?: "),
                  watchdog("remote process exited or there was a network error")),
@@ -141,6 +148,6 @@ ROWS: tuple[Cause, ...] = (
     Cause("nccl", "NCCL error", CASCADE, distributed(r"(?s)\A(?!.*(Cuda failure|ncclUnhandledCudaError)).*(NCCL|nccl)"),
           "Run with NCCL_DEBUG=WARN for NCCL's own reason if no other rank explains this.",
           not_for="a warning or a message that only mentions NCCL", behind=True, symptom_of=NETWORK),
-    Cause("nccl-abort", "NCCL's watchdog aborted the process", CASCADE, tail("SIGABRT", _WATCHDOG), _PEERS,
+    Cause("nccl-abort", "NCCL's watchdog aborted the process", CASCADE, _watchdog_of_others, _PEERS,
           not_for="an abort after a line that only mentions the watchdog", symptom_of=NETWORK),
 )  # fmt: skip

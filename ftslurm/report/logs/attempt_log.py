@@ -133,7 +133,10 @@ class AttemptLog:
         # A progress bar is drawn once more when it is closed.
         bars = [line.number for line in rest if _BAR.search(line.text)]
         rest = [line for line in rest if line.number not in bars] if len(bars) <= CLOSED_BARS else rest
-        return ends_well(rest, sole=False) or any(works(line.text) or went_on(line.text) for line in rest)
+        rest_ends_well = ends_well(rest, sole=False)
+        return rest_ends_well or any(
+            works(line.text) or (went_on(line.text) and not is_aftermath(line.text)) for line in rest
+        )
 
     def between(self, begin: int, end: int) -> int:
         """Return the number of ordinary lines between two lines."""

@@ -54,6 +54,7 @@ _PROOF = re.compile(
     r"(?: {0,6}\d{1,6}: |[A-Za-z][\w-]{0,60}\d: )?(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
     r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?\d{1,6}\]<std|<std(?:out|err)>:| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
+_DIGITS = re.compile(r"\d+")
 _TIMED = re.compile(rf"^{_TIME} ")
 NARROWEST, WIDEST = 40, 300
 """Columns of a terminal."""
@@ -120,7 +121,10 @@ def _without_name(lines: list[str]) -> list[str] | None:
     for form in _NAMES:
         found = _before_all(lines, form)
         names = Counter(match["name"] for match in found or () if match)
-        if found is None or len(names) > MOST_NAMES or any(count < FEWEST for count in names.values()):
+        shapes: Counter[str] = Counter()
+        for name, count in names.items():
+            shapes[_DIGITS.sub("0", name)] += count
+        if found is None or len(names) > MOST_NAMES or any(count < FEWEST for count in shapes.values()):
             continue
         rests = _rests(lines, found)
         rests = _without_form(rests) or rests

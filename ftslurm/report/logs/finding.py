@@ -79,6 +79,9 @@ class Finder:
                 of = rank if rank is not None or (each.spawned and self._log.is_nested()) else each.rank
                 one = Found(each.begin, of, each, self._log.tail(until(own, each.end, 20), each.numbers))
                 fate = self._fate(each, own, of)
+                if not fate and rank is None and of is not None and not each.logged:
+                    # Its message names a rank, whose end the log may not state.
+                    fate = self._fate(each, own, None) or fate
                 (all_of_them if fate else doubtful if fate is None else []).append(one)
                 if not fate and self._is_late(each, own):
                     self.late.append(one)
@@ -115,6 +118,8 @@ class Finder:
         if exception.type == "Exception" and _SPAWNED.match(exception.message):
             return True
         files = [frame.file for frame in (*exception.frames, *inner.frames)]
+        if any(frame.function == "_exit_barrier" for frame in exception.frames):
+            return True  # of torchrun's agent, which had ended its ranks
         inside = any(part in file for file in files for part in _LAUNCHER_FILES)
         ends = ("CalledProcessError", "KeyboardInterrupt", "RuntimeError")
         return inside and (exception.type in ends or inner.type in ends[:2] or _CHILD in exception.message)

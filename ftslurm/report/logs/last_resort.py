@@ -38,7 +38,8 @@ _HARMLESS = re.compile(
     r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{4} |\[W |: [IW] \S{1,200}:\d+\]"
     r"|\b(?:0|no|without|any) (?:errors?|fail\w+)|\b(?:errors?|failed|invalid)(?: ?rate)?\s?[:=]\s?[\d.]"
     r"|\berrors?\W{1,4}\d+(?:\.\d|e-| ?%)|\bif\b.{0,80}\b(?:error|fail)"
-    r"|\b(?:retry|retries|fall(?:ing)? ?back|ignor\w+|skip\w*|instead|default(?:s|ing)?|from scratch|continuing|disabled"
+    r"|\b(?:retry|retries|fall(?:ing)? ?back|ignor\w+|skip\w*|instead|default(?:s|ing)?|from scratch|continuing"
+    r"|disabled"
     r"|optional|dropped)\b"
 )
 _STAMPS = re.compile(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")

@@ -53,7 +53,9 @@ class Matcher:
 
     def _is_better(self, each: Found, known: RankError) -> bool:
         """Whether a later reason of a rank replaces the known one: a rank that fails again had caught the first."""
-        return known.kind == "exception" and not self._follows(each)
+        first = known.exception.message.split("\n", 1)[0] if known.exception is not None else ""
+        same = bool(first) and isinstance(each.thing, Reason) and first in each.thing.message
+        return known.kind == "exception" and not same and not self._follows(each)
 
     def _open_ends(self) -> dict[int, End]:
         """Return the ends of ranks without a reason yet; those with one get their exit codes."""

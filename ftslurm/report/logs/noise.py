@@ -24,7 +24,8 @@ _AFTERMATH = re.compile(
     r"|Job Wall-clock time: |Memory (?:Utilized|Efficiency): |.{0,80}\bleaked semaphore|Killed$|Terminated$"
     r"|Training errored after \d|Error file: |Trial \S+ errored|\(raylet|(?:Number of )?[Ee]rrored trials"
     r"|(?:DEBUG|INFO|WARNING|ERROR):torch\.distributed\.(?:elastic|launch|run)\b"
-    r"|E0000 |INFO: +(?:Cleaning|Terminating|gocryptfs)|\[rank: \d+\] Child process with PID"
+    r"|.{0,60}\btorch\.distributed\.(?:elastic|launcher|run)\b|E0000 |INFO: +(?:Cleaning|Terminating|gocryptfs)"
+    r"|\[rank: \d+\] Child process with PID"
 )
 
 

@@ -24,8 +24,8 @@ _RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
 # "RuntimeError: Rank 5, node n3, device 5, iteration 104: ...": the program's own rank.
 _OWN_RANK = re.compile(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
 _SNIPPET = re.compile(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # of Ray Train
-# Of Gaudi's and Ascend's runtimes.
-TAGGED_RANK = re.compile(r"(?:\[Rank:|\bRankID:)(\d{1,6})\b")
+# Of Gaudi's and Ascend's runtimes, and of NCCL.
+TAGGED_RANK = re.compile(r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank )(\d{1,6})\b")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
 _LOGGED = re.compile(r"^[EWF]\d{4} \d\d:|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b")
 _CAUGHT = re.compile(

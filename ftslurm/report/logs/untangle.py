@@ -19,13 +19,19 @@ PATIENCE = 200
 _FRAME = re.compile(r'(?: {1,2})?File "[^"\n]{1,4096}", line \d{1,9}')
 # Python writes the type, ": " and the message of an exception one after another.
 _TORN = re.compile(r"(?P<type>(?:\w+\.)*[A-Z]\w{2,60}?)(?P=type)+(?:: )+(?P<message>.*?)(?:: ?)?")
+# And before these the type's module.
+_TORN_MODULE = re.compile(
+    r"(?P<module>(?:\w+\.)*\w+?)(?P=module)[.: ]{1,4}(?P<type>[A-Z]\w{2,60}(?:Error|Exception))[.: ]{1,4}(?P=type)"
+    r"[: ]{0,3}(?P<message>.*)"
+)
+_FURTHER = re.compile(r"nccl[A-Z]\w+: |Last error:")
 _CARETS = re.compile(r" +[~^][ ~^]*")
 _DIGITS = re.compile(r"\d+")
 _LAST = re.compile(r"([A-Za-z_][\w.<>]{0,200})(?:: ?(.*))?", re.DOTALL)
 _EXCEPTION = re.compile(
     r"(?:\w+\.)*(?:_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group|Warning|Timeout|Failure|Fault|Refused"
     r"|Closed|Lost|Invalid|Abort|Aborted|Died|OutOfMemory|Full|Empty|Errors|Failed|Cancelled|NotFound|Exceeded|Event)"
-    r"|BdbQuit|error|timeout|gaierror|herror)"
+    r"|Exception|BaseException|BdbQuit|error|timeout|gaierror|herror)"
 )
 _CAMEL = re.compile(r"(?:\w+\.)+\w+|[A-Z]\w*[a-z]\w*")
 
@@ -70,7 +76,7 @@ def untangled(lines: Sequence[Line]) -> list[Line]:
 
 def untorn(line: Line) -> Line:
     """Return a line in which two ranks wrote the parts of their last lines in turn, as one rank's."""
-    found = _TORN.fullmatch(line.text)
+    found = _TORN.fullmatch(line.text) or _TORN_MODULE.fullmatch(line.text)
     return line if found is None else line._replace(text=f"{found['type']}: {found['message']}")
 
 
@@ -80,6 +86,7 @@ class _Sorter:
         self.open: list[_Open] = []
         self.done: list[Line] = []
         self.others: list[Line] = []  # lines of others while a traceback is open
+        self.closed = -1  # the last line of the last complete traceback
         self.ended: dict[str, set[str]] = {}  # the last frames of tracebacks, by their last line
 
     def add(self, i: int, line: Line) -> None:
@@ -113,11 +120,16 @@ class _Sorter:
             elif self.is_last(each, i, text):
                 self.ended.setdefault(_DIGITS.sub("0", text), set()).add(each.last_frame)
                 each.add(i, line, text)
+                self.closed = i
                 self.close([each])
                 return
             else:
                 continue
             each.add(i, line, text)
+            return
+        if self.closed == i - 1 and self.done and (_FURTHER.match(line.text) or self.done[-1].text == "Last error:"):
+            self.closed = i
+            self.done.append(line)  # of the message of the exception above
             return
         self.others.append(line)
 
