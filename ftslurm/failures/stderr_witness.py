@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.abort_message import abort_message
+from ftslurm.failures.foreign_reason import LINES as FOREIGN
+from ftslurm.failures.foreign_reason import foreign_reason
 from ftslurm.failures.json_line import json_object, text_of
 from ftslurm.failures.reason import by_distributed, links
 from ftslurm.failures.stated_lines import stated_in
@@ -99,7 +101,8 @@ _ERRORS = ("error", "critical")
 _ENDS = re.compile(
     r"(?i)\b(?:exit(?:ed|ing)?|terminat(?:ed|ing)|abort(?:ed|ing)?|shut(?:ting)? ?down|kill(?:ed|ing)|clean(?:ed"
     r"|ing)? ?up"
-    r"|finaliz(?:ed|ing)|child (?:process )?failed|sig(?:quit|term|kill|abrt)|destroy(?:ed|ing)|giving up|crashed"
+    r"|finaliz(?:ed|ing)|total \w{0,12} ?time|overall \w+ speed|child (?:process )?failed|sig(?:quit|term|kill"
+    r"|abrt)|destroy(?:ed|ing)|giving up|crashed"
     r"|died)\b"
 )
 _TROUBLE = re.compile(
@@ -130,10 +133,6 @@ _RUNTIME = re.compile(
 )
 _LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
 _TIME_OVER = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$")
-# Of Rust and Java: the reason, and where it is in the lines below.
-_PANIC = re.compile(r"thread '[^'\n]{0,100}' (?:\(\d+\) )?panicked at (?P<place>\S{1,300}?):?$")
-_JAVA = re.compile(r'Exception in thread "[^"\n]{1,100}" (?P<text>[\w.$]{1,200}(?:: .{1,1000})?)$')
-_HEADED_LINES = 3
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})$")
 _STACK = re.compile(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
 _TABLE_ROW = re.compile(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
@@ -155,6 +154,13 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
     if before:
         own = next((each for each in reversed(found) if _has(each.exception, before)), None)
         end = own.first if own is not None else end
+    foreign = foreign_reason([_RANK_PREFIX.sub("", line) for line in lines[max(0, end - FOREIGN) : end]])
+    if foreign is not None and not before:
+        begin = max(0, end - FOREIGN) + foreign.first
+        # What comes below it is the reason, or shows that the program went on.
+        if not any(each.end > begin for each in found) and not any(map(_STEP.search, lines[begin:end])):
+            frames = () if foreign.frame is None else (foreign.frame,)
+            return Witness(RUNTIME, cut_middle(foreign.text, TEXT_LIMIT), frames=frames)
     return _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip())).from_end(end)
 
 
@@ -257,18 +263,9 @@ class _Search:
                 closing += form not in forms or _ENDS.search(line) is None
                 forms.add(form)
                 if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or _STEP.search(line):
-                    return logged or self._panic(at) or self._long_message(at, remaining)
+                    return logged or self._long_message(at, remaining)
             at -= 1
         return logged
-
-    def _panic(self, end: int) -> Witness | None:
-        """Return a panic of Rust, whose reason is in the few lines below its place."""
-        for at in range(end, max(0, end - _HEADED_LINES), -1):
-            found = _PANIC.match(_RANK_PREFIX.sub("", self.lines[at - 1]))
-            if found is not None:
-                text = " ".join(line.strip() for line in self.lines[at:end])
-                return Witness(RUNTIME, cut_middle(f"panicked at {found['place']}: {text}", TEXT_LIMIT))
-        return None
 
     def _long_message(self, end: int, earlier: Sequence[Traceback]) -> Witness | None:
         """Return the traceback above the line ``end`` if all lines between them may be its exception's text."""
@@ -308,9 +305,6 @@ class _Search:
             stack = _STACK.findall("\n".join(self.lines[at : at + 200]))
             frames = tuple(Frame(file, int(number), function) for file, number, function in reversed(stack))
             return Witness(RUNTIME, f"faulthandler's time-out: {bare}", frames=frames)
-        java = _JAVA.match(bare)
-        if java is not None:
-            return Witness(RUNTIME, cut_middle(java["text"], TEXT_LIMIT))
         if not (_RUNTIME.match(bare) or "Assertion `" in bare):
             return None
         message = abort_message("\n".join([bare, *self.lines[at : at + 1]]))
@@ -414,7 +408,7 @@ def logged_error(line: str) -> str | None:
         text = bare[level.start("text") :]
     else:
         text = found["text"].strip('"')
-    text = _PLACE.sub("", text.strip()).strip() if not _NAMED.match(text) else text.strip()
+    text = _PLACE.sub("", text.strip()).strip(" :") if not _NAMED.match(text) else text.strip()
     return text or None
 
 

@@ -69,6 +69,8 @@ _ALSO = re.compile(
 _TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
 _SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
+# Of pydantic: each field, and below it what is wrong with it.
+_FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
 RELATION_LINES = 8
 _SKIPPED = 3
 _BEFORE_FRAMES = 5
@@ -481,7 +483,11 @@ def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
     first = kept[0]
     if not line.strip():
         return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
-    return _continues(line, first) or _passes_on(kept, line) or kept[-1].strip() == "Last error:"
+    if len(kept) > 1 and kept[-1].rstrip().endswith(":"):
+        return True  # what its last line introduces
+    if _FIELDS.search(first) and (line.startswith(" ") or _FIELD.fullmatch(line.rstrip())):
+        return True
+    return _continues(line, first) or _passes_on(kept, line)
 
 
 def _continues(line: str, first: str) -> bool:

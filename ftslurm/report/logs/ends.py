@@ -95,6 +95,9 @@ _RANK_CODE = re.compile(
     r"(?:exit(?:ed)?|ended|finished|returned|failed)?,?(?: with| by)?:? ?(?:exit ?)?(?:code|status"
     r"|rc)?[ =:]{1,2}(?P<code>\d{1,3})\.?"
 )
+_MPICH_ABORT = re.compile(r"Abort\((?P<code>\d{1,9})\) on node \d+ \(rank (?P<rank>\d{1,6}) in comm 0\): ")
+# A line of data that a program prints: "PROMPT: srun: error: ...".
+_QUOTED = re.compile(r"(?!srun|slurm)[A-Za-z_]{2,30}: (?:srun|slurmstepd): ")
 # Of PBS and LSF: why they ended a job.
 _BATCH_SYSTEM = re.compile(
     r"(?:=>> )?(?P<text>PBS: job killed: (?P<pbs>walltime)?.{1,200}|TERM_(?P<lsf>RUNLIMIT"
@@ -145,6 +148,8 @@ class _Reader:
     def by_slurm(self, line: Line) -> bool:
         """Read a line of Slurm; return whether it was one."""
         text = line.text
+        if _QUOTED.match(text):
+            return False
         if not ("srun: " in text or "error: ***" in text or "oom" in text or "xceeded" in text or "OUT_OF" in text):
             return False
         self.step_ends = self.step_ends or "Terminating StepId" in text or "Job step aborted" in text
@@ -264,6 +269,8 @@ def _by_launcher(line: Line, after: str) -> End | None:
     if "Global rank " in text and (found := _COMPOSER.match(text)):
         end = _end(line, "composer", found["code"], rank=int(found["rank"]), pid=int(found["pid"]))
         return replace(end, stopped=end.signal == "SIGTERM")
+    if "called MPI_Abort" in text and (found := _MPICH_ABORT.match(text)):
+        return _end(line, "mpirun", found["code"], rank=int(found["rank"]))
     if "noticed that process rank" in text and (found := _MPIRUN.search(f"{text} {after}")):
         return _end(line, "mpirun", f"-{found['signal']}", rank=int(found["rank"]), node=found["node"])
     return None

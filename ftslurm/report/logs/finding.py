@@ -43,6 +43,7 @@ _LAUNCHER_FILES = (
     "/lightning_fabric/strategies/launchers/", "/horovod/runner/", "/torchelastic/distributed/launch.py",
 )  # fmt: skip
 _MILD = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
+_EXCERPT = re.compile(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the process that failed
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
@@ -110,6 +111,10 @@ class Finder:
         exception = each.exception
         if exception.type in _LAUNCHERS:
             return True
+        if _EXCERPT.search(exception.message) and any(
+            other is not each for _, own in self._log.raised for other in own
+        ):
+            return True
         if _REFERS.search(exception.message) and any(
             other.end < each.begin for _, own in self._log.raised for other in own
         ):
@@ -122,6 +127,8 @@ class Finder:
             return True  # of torchrun's agent, which had ended its ranks
         inside = any(part in file for file in files for part in _LAUNCHER_FILES)
         ends = ("CalledProcessError", "KeyboardInterrupt", "RuntimeError")
+        if any("/elastic/rendezvous/" in file for file in files):
+            return False  # its own failure, before any rank
         return inside and (exception.type in ends or inner.type in ends[:2] or _CHILD in exception.message)
 
     def _is_reaction(self, each: Raised) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _AFTERMATH = re.compile(
-    r"\s*$|\s+\S|[-=*_~]{3,}|\[[WEFI]\d{0,4}[ \d:.]|[WEF]\d{4} |I\d{4} .{0,60}torch/|\S+:\d+: \w*Warning: "
+    r"\s*$|\s+\S|[-=*_~]{3,}|\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]|[WEF]\d{4} |I\d{4} .{0,60}torch/"
+    r"|\S+:\d+: \w*Warning: "
     r"|Exception ignored "
     r"|terminate called|Aborted|Segmentation fault|Error in sys\.excepthook|Error in atexit|srun: |slurmstepd|sbatch: "
     r"|wandb: "

@@ -23,15 +23,23 @@ _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
 # "RuntimeError: Rank 5, node n3, device 5, iteration 104: ...": the program's own rank.
 _OWN_RANK = re.compile(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
+_OF_WARNING = re.compile(r" +warnings\.warn\(")  # the source below a warning whose text has a traceback
+_UNCAUGHT = re.compile(
+    r"(?i)\b(?:uncaught|unhandled|exception during training|(?:training|job|run) (?:has )?(?:failed|crashed)"
+    r"|terminating|aborting"
+    r"|an error has been caught)\b"
+)
 _SNIPPET = re.compile(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # of Ray Train
 # Of Gaudi's and Ascend's runtimes, and of NCCL.
 TAGGED_RANK = re.compile(r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank )(\d{1,6})\b")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
-_LOGGED = re.compile(r"^[EWF]\d{4} \d\d:|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b")
+_LOGGED = re.compile(
+    r"^[EWF]\d{4} \d\d:|^\[[EWF] \d{4}-|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b"
+)
 _CAUGHT = re.compile(
     r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
 )
-_C10D = re.compile(r"\[[WEFI]\d{0,4}[ \d:.]")
+_C10D = re.compile(r"\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]")
 _OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
 _FATAL = re.compile(r"Fatal Python error: (.{1,100})$")
 SIGNALS = {
@@ -129,6 +137,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
     prefix = own[0].text[: max(0, own[0].text.find(HEADER))]  # of one without a header: empty
     before = lines[found.first - 1].text if found.first > after else ""
     logged = bool(_LOGGED.search(prefix[:200])) or (not prefix.strip() and _is_logged(before))
+    logged = logged and _UNCAUGHT.search(before[:400]) is None
     whole = "\n".join([before, *(line.text for line in own)])
     spawned = _SPAWNED.search(whole)
     named = _RANK.search(prefix[-200:]) or (_RANK.search(before[-200:]) if logged else None)
@@ -148,7 +157,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         rank,
         logged,
         spawned=spawned is not None,
-        ignored=found.ignored,
+        ignored=found.ignored or any(_OF_WARNING.match(line.text) for line in lines[found.end : found.end + 3]),
     )
 
 
