@@ -16,6 +16,10 @@ _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})"
 # Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
 _CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?\d[\d.:-]{15,30} +(?P<text>[^\n]{1,400})")
 _GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
+# Of inductor's compiler of C++.
+_BUILT = re.compile(
+    r"(?m)^(?:\S{0,300}/)?(?P<text>[^\s/]{1,100}: (?:.{0,60}error: |cannot find |undefined reference).{1,200})$"
+)
 _ACTOR = re.compile(r"(?P<text>The actor is dead because [^.\n]{1,200}\.(?: Worker exit type: \w+)?)")  # of Ray
 # Of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL: the second one may be cut off.
 _FINGERPRINT = (
@@ -132,8 +136,8 @@ def _validation_line(text: str) -> str:
 def _within(text: str) -> str:
     """Return the reason from the middle of a long message of a runtime; empty: it is none of these."""
     gaudi = _GAUDI.search(text)
-    actor = _ACTOR.search(text)
-    found = gaudi or actor
+    built = _BUILT.search(text) if "\nOutput:\n" in text else None
+    found = gaudi or _ACTOR.search(text) or built
     return found["text"] if found is not None else _mismatch(text)
 
 

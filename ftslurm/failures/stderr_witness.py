@@ -91,7 +91,7 @@ _PROGRESS = re.compile(
 _STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
 # Lines that an exception's text does not have: of a log, of training, of a program that goes on.
 _WENT_ON = re.compile(
-    r"(?i)\W{0,3}(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
+    r"(?i)\W{0,3}(?:[IDWE] )?(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
     r"|(skipp|retry|retri|continu|ignor|resum|recover|fall(ing)? ?back|restor|re-?start))"
 )
 _GOES_ON = re.compile(
@@ -133,6 +133,9 @@ _RUNTIME = re.compile(
 )
 _LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
 _TIME_OVER = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$")
+_NATIVE_LINE = re.compile(
+    r"\[\S{1,300}\.(?:h|hpp|cc|cpp|cu):\d+\] (?P<text>\S.{0,300})$"
+)  # of torch's C++ code and gloo's
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})$")
 _STACK = re.compile(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
 _TABLE_ROW = re.compile(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
@@ -319,6 +322,9 @@ class _Search:
             glog = _GLOG.match(bare) if bare.lstrip("[").startswith("F") else None
             if glog is not None and glog["text"]:
                 return cut_middle(glog["text"].strip(), TEXT_LIMIT)
+            native = _NATIVE_LINE.match(bare)
+            if native is not None:
+                return native["text"]
             message = abort_message("\n".join(self.lines[at - 1 : end]))
             if message:
                 return message

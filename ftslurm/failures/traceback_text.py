@@ -50,7 +50,7 @@ _GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
 _DIGITS = re.compile(r"\d")
 # The line before a traceback that belongs to the message of the exception above it.
 _INTRODUCES = re.compile(
-    r"(with the following error|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
+    r"(with the following error|The last \d+ lines of \S+ #*|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
     r"|'''|[Rr]emote [Tt]raceback)"
     r"[^\n]{0,20}$"
 )
@@ -478,8 +478,7 @@ def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> boo
 
 
 def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
-    """Return whether a line that follows a message in a program's output is its next one; ``further``: the one"
-    " below."""
+    """Return whether a line below a message in an output is its next one; ``further``: the line after that."""
     first = kept[0]
     if not line.strip():
         return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))

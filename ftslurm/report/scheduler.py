@@ -10,7 +10,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.report.facts import Attempt, Scheduler, Snapshot, StepEnd
 from ftslurm.report.first_failure import FirstFailure
-from ftslurm.report.wording import brief
+from ftslurm.report.wording import SILENT, brief
 from ftslurm.slurm.job_now import changed_limit
 from ftslurm.text import duration, names, safe
 
@@ -48,7 +48,8 @@ def verdict(view: Scheduler | None) -> tuple[str, str] | None:
         return None
     reason = view.reason or ""
     if view.state == "TIMEOUT" or reason == "TimeLimit" or _out_of_time(view):
-        return TIME_LIMIT, f"time limit{_limit(view)} reached"
+        more = f"; {view.reason}" if view.source == "log" and view.reason else ""
+        return TIME_LIMIT, f"time limit{_limit(view)} reached{more}"
     if view.state == "DEADLINE":
         return TIME_LIMIT, "the job's deadline (--deadline) was reached"
     if view.state == "PREEMPTED" or _preempted(view):
@@ -57,7 +58,8 @@ def verdict(view: Scheduler | None) -> tuple[str, str] | None:
         if view.source == "log" and view.reason == "Requeued":
             return CANCELLED, "requeued (by a user, an administrator or Slurm)"
         if view.source == "log" and view.reason:
-            return CANCELLED, view.reason
+            only = view.reason.startswith(SILENT)
+            return CANCELLED, f"cancelled by a user; {view.reason}" if only else view.reason
         user = "a user" if view.cancelled_by is None else f"uid {view.cancelled_by}"
         return CANCELLED, f"cancelled by {user}"
     if view.state in SLURM_FAILED or reason in ("NodeDown", "NodeFail"):

@@ -27,6 +27,7 @@ from ftslurm.report.sections import (
 )
 from ftslurm.report.stopped import blames_a_rank, is_interrupted, stop_hint
 from ftslurm.report.wording import (
+    SILENT,
     WIDTH,
     WORKER_KINDS,
     Json,
@@ -62,6 +63,11 @@ RESTARTS = {
 UNTOLD = ("exception", "system-exit", "exit", "signal", "missing-file", "permission", "interrupt", "import-error")
 """Causes whose titles repeat the message."""
 ANSWER_LINES = 3
+_HINT_ON_SILENCE = (
+    "hint: It may have hung long before: look at what its last lines waited for. More time helps only a program"
+    " that prints"
+    " nothing while it works."
+)
 """Lines before that of the exit code."""
 
 
@@ -250,12 +256,14 @@ def _stopped(report: Json, style: Style) -> list[str]:
     lines = style.title(title, f": {reason}", "yellow", most=3)
     code = _exit(report) if report["source"] == SOURCE or report["exit_code"] is not None else ""
     still = standstill_of(report)
-    blame = "" if still is not None or blames_a_rank(report) else "no rank is to blame"
+    silent = SILENT in reason  # of a log
+    blame = "" if still is not None or silent or blames_a_rank(report) else "no rank is to blame"
     lines += style.wrapped("; ".join(p for p in (where, code, blame) if p))
     lines += [line for text in still_lines(still) for line in style.wrapped(text)]
     lines += style.wrapped(stop_hint(report)) if stop_hint(report) and still is None else []
+    lines += style.wrapped(_HINT_ON_SILENCE) if silent else []
     # More time would not help ranks that do not move.
-    lines += _hints(report["cause"], style) if report["cause"] is not None and still is None else []
+    lines += _hints(report["cause"], style) if report["cause"] is not None and still is None and not silent else []
     return lines + _slurm(report, style) + _survived(report, style)
 
 

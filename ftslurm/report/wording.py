@@ -43,7 +43,11 @@ _SECOND = re.compile(
 )
 # gloo and c10d begin their messages with their own source location, which fills half a line.
 _SHAPE = re.compile(r"\btorch\.Size\((\[[\d, ]*\])\)")
-_NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
+_NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\]:? ?")
+
+
+SILENT = "nothing was printed for the last "
+"""Begins what a log without stacks shows of a job that had perhaps hung when it was ended."""
 
 
 def brief(text: str) -> str:

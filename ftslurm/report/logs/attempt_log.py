@@ -135,7 +135,9 @@ class AttemptLog:
         rest = [line for line in rest if line.number not in bars] if len(bars) <= CLOSED_BARS else rest
         rest_ends_well = ends_well(rest, sole=False)
         return rest_ends_well or any(
-            works(line.text) or (went_on(line.text) and not is_aftermath(line.text)) for line in rest
+            line.number not in self.covered
+            and (works(line.text) or (went_on(line.text) and not is_aftermath(line.text)))
+            for line in rest
         )
 
     def between(self, begin: int, end: int) -> int:

@@ -75,7 +75,8 @@ _PARENT = re.compile(
 )
 _SAID = re.compile(
     r"(?i)(?:.{0,160}\b(?:exit(?:ed|ing)?|returned|failed)(?: with)?(?: non-zero)?(?: exit)?[ -](?:code|status)"
-    r"|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)[ :=]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,40}"
+    r"|# Ended \(code|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)"
+    r"[ :=]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,80}"
 )
 _MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
 _MPI_CODE = re.compile(r" *with errorcode (?P<code>-?\d{1,5})")

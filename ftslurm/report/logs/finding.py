@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ftslurm.failures.reason import reason
+from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.stderr_witness import went_on
 from ftslurm.failures.traceback_text import exception_in
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of, until
@@ -19,7 +20,7 @@ from ftslurm.report.logs.evidence import Found, is_strong, last_line_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import error_of, is_cascade
-from ftslurm.report.logs.reasons import Reason, reasons_of
+from ftslurm.report.logs.reasons import STRONG, Reason, reasons_of
 from ftslurm.report.logs.success import ends_well, works
 from ftslurm.report.logs.tracebacks import Raised, crashes, is_logged_error, names_rank, was_caught
 
@@ -44,6 +45,9 @@ _LAUNCHER_FILES = (
 )  # fmt: skip
 _MILD = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
 _EXCERPT = re.compile(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the process that failed
+# Of NCCL's warnings of a fabric, those on this side of a connection: 12 and 13 are of a peer that does not answer.
+_OWN_NCCL = re.compile(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!1[23]\b)\d")
+_SKIPPED = re.compile(r"(?i)\bskipped\b")
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
@@ -184,7 +188,11 @@ class Finder:
     def _was_tried_again(self, each: Raised, own: Sequence[Line]) -> bool:
         """Whether the line before an exception says that its program goes on without what failed."""
         at = bisect_left(own, each.begin, key=number_of)
-        return at > 0 and was_caught(own[at - 1].text) and "Exception in thread" not in own[at - 1].text
+        if at == 0 or not was_caught(own[at - 1].text) or "Exception in thread" in own[at - 1].text:
+            return False
+        # Of what was skipped before, the last traceback of a log may be another one.
+        rest = self._log.lines[bisect_right(self._log.lines, each.end, key=number_of) :]
+        return not (_SKIPPED.search(own[at - 1].text) and all(is_aftermath(line.text) for line in rest))
 
     def _works_between(self, own: Sequence[Line], begin: int, end: int) -> bool:
         """Whether a program's progress is between two lines."""
@@ -235,6 +243,10 @@ class Finder:
         """Return the exception that the last such line before another one names: a filtered log has no tracebacks."""
         end = bisect_left(self._log.lines, number, key=number_of)
         for line in reversed(self._log.lines[max(0, end - BEFORE_OTHERS) : end]):
+            stated = stated_in(line.text) if _OWN_NCCL.search(line.text) else None
+            if stated is not None and not stated.meaning:
+                reason = Reason(line.number, "exit", None, None, stated.text, STRONG, line, rank=stated.rank)
+                return [Found(line.number, self._log.rank_of(line), reason, line.text)]
             known = line.number in self._log.covered or _MILD.search(line.text)
             exception = None if known else exception_in(line.text)
             if exception is None or went_on(line.text) or was_caught(line.text):

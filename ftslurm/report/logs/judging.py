@@ -21,6 +21,7 @@ from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher, was_survived
 from ftslurm.report.logs.rank_errors import has_waited, is_cascade, oom_error, with_memory
+from ftslurm.report.logs.silence import silence
 from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
 from ftslurm.text import plural, ranges
@@ -75,6 +76,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         job = None  # Slurm itself, at the limit of memory
     if job is not None and (first is None or job.number < first or _follow(errors, job)):
         errors, tails, state = {}, {}, job.state
+        silent = silence(log.lines, job) if job.state in ("TIMEOUT", "CANCELLED") else ""
+        job = replace(job, why="; ".join(text for text in (job.why, silent) if text))
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"
@@ -111,8 +114,7 @@ def _job_end(log: AttemptLog, errors: Mapping[int, RankError]) -> JobEnd | None:
 
 
 def _went_well(log: AttemptLog, errors: Mapping[int, RankError]) -> bool:
-    """Whether the last line states success: a batch script's, of an exit code without a reason; pytest's, of"
-    " anything."""
+    """Whether the last line states success: of an exit code without a reason, or by pytest of anything."""
     last = next((line for line in reversed(log.lines) if line.text.strip() and line.text != GAP), None)
     if last is None or last.rank is not None:
         return False

@@ -27,6 +27,7 @@ from ftslurm.report.logs.tracebacks import HEADER, names_rank, was_caught
 
 OF_LAUNCHER = "the log ends within the launcher's own traceback; what failed is not in it"
 ERROR_LINES, NEIGHBOURS, AFTER_ERROR = 60, 4, 6
+INTRODUCTION = 12
 """Lines at the end in which words of a failure are sought; between two of these; of other kinds after the last one."""
 _IN_WORDS = re.compile(
     r"(?i)\b(?:error|err|fatal|failed|failure|failing|fails|exception|abort(?:ed|ing)?|panic|cannot|could not"
@@ -136,8 +137,9 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
     if ends_well(log.lines, sole=False) or log.ends.processes:
         return None
     begin = max((i + 1 for i, line in enumerate(lines) if works(line.text) or says_completed(line.text)), default=0)
-    # Tracebacks have been judged.
-    those = [i for i in range(begin, len(lines)) if lines[i].number not in log.covered and _is_error(lines[i].text)]
+    # Tracebacks have been judged, with what introduces them.
+    near = {i - k for i, line in enumerate(lines) if line.number in log.covered for k in range(INTRODUCTION)}
+    those = [i for i in range(begin, len(lines)) if i not in near and _is_error(lines[i].text)]
     if not those:
         return None
     first = those[-1]

@@ -66,6 +66,7 @@ _LABELS = re.compile(
     rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
     r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,\d+\][^:]{0,9}:|\[\d{1,6}\]:? ){0,4}"
 )
+_BOX_OF_MPI = re.compile(r"={10,}$|= {3}\S|-{20,}$")
 _OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
 _TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
 
@@ -165,6 +166,7 @@ def _with_continued(lines: list[Line]) -> list[Line]:
 def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
     """Return the labels at nearly all lines, outermost first; each kind can be there once."""
     full = [text for text in texts if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
+    full = [text for text in full if not _BOX_OF_MPI.match(text)] or full
     found: list[re.Pattern[str]] = []
     if _stamped(full):
         found.append(_STAMP)

@@ -137,7 +137,8 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
     prefix = own[0].text[: max(0, own[0].text.find(HEADER))]  # of one without a header: empty
     before = lines[found.first - 1].text if found.first > after else ""
     logged = bool(_LOGGED.search(prefix[:200])) or (not prefix.strip() and _is_logged(before))
-    logged = logged and _UNCAUGHT.search(before[:400]) is None
+    # What nothing caught is logged, too.
+    caught = logged and _UNCAUGHT.search(before[:400]) is None
     whole = "\n".join([before, *(line.text for line in own)])
     spawned = _SPAWNED.search(whole)
     named = _RANK.search(prefix[-200:]) or (_RANK.search(before[-200:]) if logged else None)
@@ -155,7 +156,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         numbers,
         own[0],
         rank,
-        logged,
+        caught,
         spawned=spawned is not None,
         ignored=found.ignored or any(_OF_WARNING.match(line.text) for line in lines[found.end : found.end + 3]),
     )

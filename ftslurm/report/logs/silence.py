@@ -1,0 +1,80 @@
+"""A job without any output for long before it was ended from outside: it may have hung (pure).
+
+A log has no stacks; the times of its lines show when the last one was printed, and which rank's last line is none of
+progress.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from statistics import median
+
+from ftslurm.report.logs.end import JobEnd
+from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.success import works
+from ftslurm.report.logs.tracebacks import names_rank
+from ftslurm.report.wording import SILENT
+from ftslurm.text import cut_middle, duration
+
+LEAST = timedelta(seconds=60)
+FACTOR = 20
+"""Times the usual interval between lines after which silence means something."""
+FEWEST, RECENT = 4, 200
+LINE_LIMIT = 100
+_TIME = re.compile(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
+_BEGINS = 40
+"""Characters of a line in which its time begins."""
+
+
+def silence(lines: Sequence[Line], end: JobEnd) -> str:
+    """Describe how long nothing was printed before the job's end; empty: not for long, or that is not known.
+
+    Args:
+        lines: of the attempt.
+        end: with its time.
+    """
+    at = _parsed(end.at or "", "")
+    if at is None:
+        return ""
+    before = [line for line in lines if line.number < end.number and line.text != GAP][-RECENT:]
+    day = at.date().isoformat()
+    found = [(time, line) for line in before if (time := _parsed(line.text[:_BEGINS], day)) is not None and time <= at]
+    if len(found) < FEWEST:
+        return ""
+    times = sorted(time for time, _ in found)
+    usual = timedelta(seconds=max(median((b - a).total_seconds() for a, b in pairwise(times)), 1.0))
+    silent = at - times[-1]
+    if silent < max(LEAST, FACTOR * usual):
+        return ""
+    return f"{SILENT}{duration(silent.total_seconds())}{_waiting(before)}"
+
+
+def _parsed(text: str, day: str) -> datetime | None:
+    """Return the time in a text; without a date, on that day."""
+    found = _TIME.search(text)
+    if found is None or not (found[1] or day):
+        return None
+    try:
+        return datetime.fromisoformat(f"{found[1] or day} {found[2]}")
+    except ValueError:
+        return None
+
+
+def _waiting(lines: Sequence[Line]) -> str:
+    """Return the last line of the only rank whose last line is none of progress; empty: there is none, or several."""
+    last: dict[int, Line] = {}
+    for line in lines:
+        rank = line.rank if line.rank is not None else line.task if line.task is not None else names_rank(line.text)
+        if rank is not None and line.text.strip():
+            last[rank] = line
+    other = [rank for rank, line in last.items() if not works(line.text)]
+    if len(other) != 1 or len(last) < 2:
+        return ""
+    text = _TIME.sub("", last[other[0]].text).lstrip(" \t|,.;:[]-0123456789").rstrip()
+    return f'; rank {other[0]} had printed last: "{cut_middle(text, LINE_LIMIT)}"'
+
+
+__all__ = ["silence"]
