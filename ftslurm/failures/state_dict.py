@@ -16,14 +16,15 @@ _SIZE = re.compile(
 def state_dict_line(message: str) -> str:
     """Return the first key of each kind, and how many more there are; empty for any other message.
 
-    ``Missing key(s): "0.weight" and 3 more; Unexpected key(s): "module.0.weight" and 3 more``. The kinds
-    tell a prefix from another model; the list of a thousand keys does not.
+    ``Missing key(s): "0.weight" and 3 more; Unexpected key(s): "1.weight" and 3 more``. The kinds tell another model
+    from a prefix, the list of a thousand keys does not: ``only the checkpoint's keys begin with "module."``.
     """
     if _HEAD.match(message) is None:
         return ""
     parts: list[str] = []
+    found: dict[str, list[str]] = {}
     for kind, keys in _KEYS.findall(message):
-        named = _NAME.findall(keys)
+        named = found[kind] = _NAME.findall(keys)
         if named:
             parts.append(f'{kind} key(s): "{named[0]}"{_more(len(named))}')
     sizes = list(_SIZE.finditer(message))
@@ -31,7 +32,18 @@ def state_dict_line(message: str) -> str:
         first = sizes[0]
         both = f": {first['saved']} in the checkpoint, {first['model']} in the model" if first["saved"] else ""
         parts.append(f"size mismatch for {first['key']}{both}{_more(len(sizes))}")
-    return "; ".join(parts)
+    prefix = "" if sizes else _prefix(found.get("Missing", []), found.get("Unexpected", []))
+    return prefix or "; ".join(parts)
+
+
+def _prefix(missing: list[str], unexpected: list[str]) -> str:
+    """Return by which prefix alone the keys of the model and those of the checkpoint differ; empty: by more."""
+    sides = ((unexpected, missing, "the checkpoint's"), (missing, unexpected, "the model's"))
+    for longer, shorter, whose in sides if missing and len(missing) == len(unexpected) else ():
+        prefix = longer[0].removesuffix(shorter[0])
+        if prefix.endswith(".") and longer == [prefix + key for key in shorter]:
+            return f'only {whose} keys begin with "{prefix}"{f", all {len(longer)}" if len(longer) > 1 else ""}'
+    return ""
 
 
 def _more(number: int) -> str:

@@ -43,6 +43,7 @@ class Witness:
         frames: where, of a crash.
         lines: the traceback as in the text; empty: none.
         thread: the thread that the exception ended; empty: the main thread, or unknown.
+        rank: the rank that torch's prefix of the traceback names; None: there is none.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Witness:
     frames: tuple[Frame, ...] = ()
     lines: str = ""
     thread: str = ""
+    rank: int | None = None
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
@@ -359,7 +361,9 @@ def _of_traceback(lines: Sequence[str], found: Traceback) -> Witness:
     first = exception.message.split("\n", 1)[0]
     text = f"{exception.type}: {first}" if first else exception.type
     whole = "\n".join(lines[found.first : found.end]).rstrip() + "\n"
-    return Witness(TRACEBACK, cut_middle(text, TEXT_LIMIT), exception, exception.frames, whole, found.thread)
+    return Witness(
+        TRACEBACK, cut_middle(text, TEXT_LIMIT), exception, exception.frames, whole, found.thread, found.rank
+    )
 
 
 def _logged(text: str) -> Witness:

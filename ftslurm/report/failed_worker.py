@@ -346,9 +346,12 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         return replace(plain, what=text, frames=plain.frames or said.found.frames, evidence=source)
     text = inner.what.split("\n", 1)[0] if said.certain else said.found.text
     thread = f" in thread {said.found.thread}" if said.found.thread else ""
+    # It started a launcher, whose ranks have other numbers.
+    nested = said.found.rank is not None and said.found.rank != plain.rank >= 0
+    source_text = f"rank {said.found.rank} of its own launch, from {said.source}" if nested else f"from {said.source}"
     return replace(
         inner,
-        what=f"{text}{thread} (from {said.source}){_end(plain)}",
+        what=f"{text}{thread} ({source_text}){_end(plain)}",
         exit_code=plain.exit_code,
         exit_message=plain.exit_message,
         frames=inner.frames or plain.frames,

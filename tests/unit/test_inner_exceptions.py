@@ -387,6 +387,16 @@ def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:
             'Missing key(s): "0.weight" and 1 more; Unexpected key(s): "module.0.weight"',
         ),
         (
+            'Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "0.weight", "0.bias". \n'
+            '\tUnexpected key(s) in state_dict: "module.0.weight", "module.0.bias". ',
+            'only the checkpoint\'s keys begin with "module.", all 2',
+        ),
+        (
+            'Error(s) in loading state_dict for DDP:\n\tMissing key(s) in state_dict: "module.0.weight". \n'
+            '\tUnexpected key(s) in state_dict: "0.weight". ',
+            'only the model\'s keys begin with "module."',
+        ),
+        (
             "Error(s) in loading state_dict for Net:\n\tsize mismatch for 1.bias: copying a param with shape"
             " torch.Size([9]) from checkpoint, the shape in current model is torch.Size([7]).",
             "size mismatch for 1.bias: [9] in the checkpoint, [7] in the model",

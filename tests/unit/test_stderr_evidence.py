@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ftslurm.failures.causes import ROWS, Cause
 from ftslurm.failures.message_line import message_line
 from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.report.pipeline import make_report
 from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
+from ftslurm.testing.runs import RunBuilder
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in step
@@ -220,6 +224,16 @@ def test_a_nested_launch_whose_rank_left_no_record_is_judged_by_the_ranks_output
     assert found is not None
     assert found.exception is not None
     assert (found.exception.type, found.source) == ("ValueError", "its child's stderr")
+
+
+def test_a_traceback_of_a_nested_launchs_rank_is_told_with_its_own_number(tmp_path: Path) -> None:
+    stderr = "".join(f"[rank3]: {line}\n" for line in TRACEBACK.splitlines())
+    run = RunBuilder(tmp_path).round().fail(1, exit_code=1, log=stderr).stop().close("failed", "no restarts")
+    cause = make_report(run.write(), now_ns=run.now_ns + 10**9)["cause"]
+    assert (cause["rank"], cause["what"]) == (
+        1,
+        "ValueError: row 4711 has no label (rank 3 of its own launch, from its stderr)",
+    )
 
 
 def test_a_nested_launch_whose_ranks_printed_nothing_is_named_by_its_table() -> None:
