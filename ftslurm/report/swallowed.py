@@ -18,6 +18,8 @@ from ftslurm.text import cut_middle, plural
 RANKS_READ = 64
 """Ranks of a run of which the outputs are read although it succeeded; of a larger one none is."""
 TEXT_LIMIT = 120
+_MAIN = ("<module>", "_run_module_as_main")
+"""Where the traceback of what ended a program begins; that of a finalizer at its end begins in Python's own code."""
 _HEADER = "Traceback (most recent call last)"
 
 
@@ -61,11 +63,11 @@ def _ended(worker: Worker, tails: tuple[LogTail, ...]) -> Iterator[_Ended]:
 
         found = witness(tail.text)
         raised = found.exception if found is not None and found.kind == TRACEBACK and not found.thread else None
-        if found is None or raised is None:
+        if found is None or raised is None or not raised.frames or raised.frames[0].function not in _MAIN:
             continue
-        place = f" at {own_frame(raised.frames).place.rpartition('/')[2]}" if raised.frames else ""
+        place = own_frame(raised.frames).place.rpartition("/")[2]
         follows = by_distributed(raised.type, raised.module, raised.message, raised.inner_file)
-        yield _Ended(follows, worker.rank, f"{cut_middle(found.text, TEXT_LIMIT)}{place}")
+        yield _Ended(follows, worker.rank, f"{cut_middle(found.text, TEXT_LIMIT)} at {place}")
 
 
 def _at_its_end(worker: Worker, tail: LogTail) -> bool:

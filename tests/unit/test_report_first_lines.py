@@ -120,7 +120,12 @@ def test_an_exception_of_a_signals_handler_is_where_the_code_was_interrupted(
     assert f"at /w/{place.replace('on_alarm', function)}, round 1" in text
 
 
-SWALLOWED = "Traceback (most recent call last):\n  File \"/w/train.py\", line 9, in sample\nKeyError: 'image'\n"
+SWALLOWED = """Traceback (most recent call last):
+  File "/w/train.py", line 30, in <module>
+  File "/w/train.py", line 9, in sample
+KeyError: 'image'
+"""
+FINALIZER = SWALLOWED.replace("<module>", "_exitfunc").replace("Traceback", "[rank2]: Traceback")
 BROKEN = SWALLOWED.replace("KeyError: 'image'", f"RuntimeError: {LATE}")
 
 
@@ -145,7 +150,8 @@ def test_a_run_that_succeeded_is_told_of_a_rank_whose_output_ends_with_a_traceba
 
 
 @pytest.mark.parametrize(
-    ("output", "written_s"), [(f"{SWALLOWED}step 4 loss 2.5\n", 0.0), (SWALLOWED, 60.0), ("all is well\n", 0.0)]
+    ("output", "written_s"),
+    [(f"{SWALLOWED}step 4 loss 2.5\n", 0.0), (SWALLOWED, 60.0), (FINALIZER, 0.0), ("all is well\n", 0.0)],
 )
 def test_a_run_that_succeeded_is_not_told_of_what_its_ranks_survived(
     tmp_path: Path, output: str, written_s: float
