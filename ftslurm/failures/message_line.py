@@ -60,7 +60,14 @@ _VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MUL
 _FIELD = re.compile(r"^(\S[^\n]{0,200})\n {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
 # Where to read more is no reason.
 _SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
-_SHORT = 120
+_SHORT, _LEAST = 120, 40
+_ADVICE = re.compile(
+    r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
+    r"|might|should)"
+    r"|Use|Note|Make sure|If you|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
+    r"|is (?:usually|typically|often|likely))|It (?:may|might|could)|Did you|Are you|Perhaps|Maybe"
+    r"|Hint)\b"
+)
 _INTRODUCES = (":", "(", "[", "{")
 _POSITION = re.compile(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
@@ -99,7 +106,7 @@ def message_line(message: str) -> str:
         return f"{end} of the command {cut_middle(child['command'], _COMMAND_LIMIT)}"
     text = _BOILERPLATE.sub("", text)
     if len(text) > _SHORT and "\n" not in text:
-        return _SEE_ALSO.sub("", text)
+        return _without_advice(_SEE_ALSO.sub("", text))
     first, newline, rest = text.partition("\n")
     if not newline:
         return text
@@ -116,7 +123,7 @@ def message_line(message: str) -> str:
         if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
             break
         first = f"{first} {line.strip()}".strip()
-    return first
+    return _without_advice(first)
 
 
 def _validation_line(text: str) -> str:
@@ -131,6 +138,16 @@ def _validation_line(text: str) -> str:
     shown = [f"{field}: {why.partition(',')[0]}" for field, why in fields[:_FIELDS]]
     more = f"; and {len(fields) - _FIELDS} more" if len(fields) > _FIELDS else ""
     return f"{head[0].replace('validation ', '', 1)}: {'; '.join(shown)}{more}"[:LIMIT]
+
+
+def _without_advice(text: str) -> str:
+    """Return a long message of one line without the sentences of general advice at its end."""
+    while len(text) > _SHORT:
+        before, border, last = text.rpartition(". ")
+        if not border or len(before) < _LEAST or _ADVICE.match(last) is None:
+            break
+        text = f"{before}."
+    return text
 
 
 def _within(text: str) -> str:

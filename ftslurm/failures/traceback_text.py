@@ -50,7 +50,8 @@ _GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
 _DIGITS = re.compile(r"\d")
 # The line before a traceback that belongs to the message of the exception above it.
 _INTRODUCES = re.compile(
-    r"(with the following error|The last \d+ lines of \S+ #*|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
+    r"(with the following error|The last \d+ lines of \S+ #*"
+    r"|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
     r"|'''|[Rr]emote [Tt]raceback)"
     r"[^\n]{0,20}$"
 )

@@ -331,6 +331,7 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         compiled = plain.cause.name == "extension-build"
         head = plain.cause.title if compiled else first.partition(" of the command ")[0]
         what = f"{head} ({why}, from {said.source}){')' * (head.count('(') - head.count(')'))}"
+        what = f"{head}: {why}" if compiled else what
         usable = inner is not None and not inner.cause.cascade and (not inner.cause.vague or plain.cause.vague)
         cause = inner.cause if inner is not None and usable else plain.cause
         worker = replace(plain, cause=cause, what=what, evidence=source, alone=plain)

@@ -33,6 +33,7 @@ from ftslurm.report.wording import (
     Json,
     Style,
     after,
+    by_sentences,
     cost_of,
     crashes,
     finding,
@@ -49,6 +50,7 @@ from ftslurm.report.wording import (
     those_ranks,
     verdict,
     what,
+    with_short_paths,
 )
 from ftslurm.text import clip, cut_middle, duration, first_line, plural, ranges, safe
 
@@ -213,15 +215,19 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     if cause["role"] == CASCADE and len(text) > limit:
         # The message has no more than the title: that a connection broke.
         return f"{subject(cause)}: {cause['title']}{follows(cause)}"
-    fits = len(text) <= limit + width - 8  # of the second line, for its indent and word wrapping
+    room = limit + width - 8  # of the second line, for its indent and word wrapping
+    told = what(cause)
+    if len(text) > room:
+        text, told = (by_sentences(with_short_paths(each), room) for each in (text, told))
+    fits = len(text) <= room
     if fits or not _of_rank(cause) or cause["hang"] is not None or cause["cause"] in UNTOLD:
         return text
     head = f"{subject(cause)}: {cause['title']}: "
     if text.lower().startswith(head.lower()):
-        room = max(limit + width - 8 - len(head), width // 2)
+        room = max(room - len(head), width // 2)
         return f"{text[: len(head)]}{cut_middle(text[len(head) :], room)}"
-    shown = shortened(text, limit + width - 8)
-    return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({what(cause)})"
+    shown = shortened(text, room)
+    return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({told})"
 
 
 def _of_rank(failure: Json) -> bool:

@@ -43,6 +43,8 @@ _SECOND = re.compile(
 )
 # gloo and c10d begin their messages with their own source location, which fills half a line.
 _SHAPE = re.compile(r"\btorch\.Size\((\[[\d, ]*\])\)")
+_LONG_PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@=~-]{1,80}){3,40}/([\w.+@=~-]{1,120})(?![\w/])")
+_SENTENCE_ENDS = re.compile(r"(?<=[a-z0-9'\"`)\]][.!;])\s+(?=[A-Z])")
 _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\]:? ?")
 
 
@@ -53,6 +55,26 @@ SILENT = "nothing was printed for the last "
 def brief(text: str) -> str:
     """Return a message's first line without source locations of the runtime; shapes without their type."""
     return first_line(_SHAPE.sub(r"\1", _NATIVE_PLACE.sub("", text[: 64 * 1024])))
+
+
+def with_short_paths(text: str) -> str:
+    """Return a text whose long paths have no more than their last parts, for a line that has no room for them."""
+    return _LONG_PATH.sub(r".../\1", text)
+
+
+def by_sentences(text: str, room: int) -> str:
+    """Return the first sentence of a text that is too long, with as many of the last ones as have room."""
+    first, *rest = _SENTENCE_ENDS.split(text)
+    if len(text) <= room or not rest or len(first) > room:
+        return text
+    kept = ""
+    for each in reversed(rest):
+        longer = f"{each} {kept}".rstrip()
+        if len(first) + len(longer) + 5 > room:
+            break
+        kept = longer
+    # An end that is too long may have the reason: it is cut in the middle.
+    return f"{first} ... {kept}" if kept else text
 
 
 def cost_of(cost: Json) -> str:
