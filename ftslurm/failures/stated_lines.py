@@ -65,6 +65,7 @@ _ORDERED = tuple(
         r".{0,300}?(?P<text>Horovod has been shut ?down.*)",
         r".{0,60}\[c10d\] (?P<text>The client socket has (?:timed out|failed to connect to any).*)",
         r".{0,60}\[c10d\] (?P<text>The server socket has failed to listen.*)",
+        r"(?P<text>OMP: Error #\d+: .*)",
         r"\s{0,20}(?P<text>size mismatch for \S{1,300}: copying a param with shape .*)",
         r"(?:.{0,40}\W)?(?P<text>Loss is nan, stopping training.*)",
         r"(?P<text>(?:[A-Z]\w{2,60})(?:Error|Exception)) {3,80}Traceback \(most recent call last\)",
@@ -112,7 +113,8 @@ _MAYBE = re.compile(
     r"Xid|bus error enc|Assertion `|mismatch betw|receive grad|\[c10d\]|^E[A-Z]\d{4}: |NCCL WARN|HTTP Err|\"message\""
     r"|Error exec|sigkill_h|actor|A worker died|NVRM|Check failed|device=TPU|CommandNotF|Got fatal|Horovod has"
     r"|Primary job|noticed that|==== back|size mismatch|Loss is nan|Child process|worker\.status|ChildFailed"
-    r"|heartbeat t|got stuck|Heartbeat mon|missing ranks|\[c10d\]|Error {3}|Exception {3}|closing signal|Error\("
+    r"|^OMP: Err|heartbeat t|got stuck|Heartbeat mon|missing ranks|\[c10d\]|Error {3}|Exception {3}|closing signal"
+    r"|Error\("
     r"|Exception\("
 )
 

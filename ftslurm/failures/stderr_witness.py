@@ -71,7 +71,8 @@ _AFTERMATH = re.compile(
     r"CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|"
     r"\S{1,120} \[\d+\] .{0,80}NCCL INFO|"
     r"frame #\d|Exception raised from |Current thread |Thread 0x|Extension modules: |<no Python frame>|"
-    r"wandb: |\S{0,40} ?\d{1,3}%\||.{0,200}\bit/s\]|.{0,200}\bs/it\]|"
+    r"# (?:Accounting|Ended|Started|Finished)\b|OMP: (?:Hint|Info) |wandb: |\S{0,40} ?\d{1,3}%\||.{0,200}\bit/s\]"
+    r"|.{0,200}\bs/it\]|"
     r"(Killed|Aborted|Terminated|Segmentation fault|Bus error|Trace/breakpoint trap)\b.{0,40}$|"
     r".{0,200}\(core dumped\)|\S{1,80}: line \d+: +\d+ |make(\[\d+\])?: \*\*\* |Command exited with non-zero|"
     r"={3,}$|-{3,}$|\*{3,}$|\+-+|(Failures|Root Cause).{0,60}:$|\[\d+\]:$|\S{1,200} FAILED$|<NO_OTHER_FAILURES>|"
@@ -86,7 +87,7 @@ _CLOSING = re.compile(
 )
 _PROGRESS = re.compile(
     rf"{_LAUNCHER}|"
-    r"= +(?:EXIT|PID|RANK|BAD|CLEANING|YOU CAN|KILLED)|"
+    r"# (?:Accounting|Ended)\b|= +(?:EXIT|PID|RANK|BAD|CLEANING|YOU CAN|KILLED)|"
     r"(?:the job to be term|mpirun detected|a non-zero exit code|Primary job)|"
     r"\S{0,40} ?\d{1,3}%\||[={}\-*+#╰╭│]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: "
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,25 @@ def test_hostile_logs_are_refused_and_named(tmp_path: Path) -> None:
     assert report["cause"]["rank"] == 0
     assert len(report["problems"]) == 3
     assert "root:" not in json.dumps(report)
+
+
+def test_the_log_directory_of_torchrun_is_found_below_a_jobs_directory(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    torchrun(tmp_path / "logs", {0: "", 1: PLAIN})
+    (tmp_path / "slurm-911.out").write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    cause = report_of_logs(tmp_path)["cause"]
+    assert cause["rank"] == 1 and cause["what"].startswith("ValueError")
+
+
+def test_an_output_that_was_written_before_the_ranks_ended_is_not_their_launchers(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    torchrun(tmp_path / "logs", {0: "", 1: PLAIN})
+    other = tmp_path / "slurm-8802.out"
+    other.write_text(
+        "E1124 16:01:14.142000 30227 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
+        " local_rank: 0 (pid: 30242) of binary: /usr/bin/python\n"
+    )
+    before = time.time() - 30
+    os.utime(other, (before, before))
+    cause = report_of_logs(tmp_path / "logs")["cause"]
+    assert cause["rank"] == 1 and cause["what"].startswith("ValueError")

@@ -27,6 +27,7 @@ RECORD_LIMIT = 1 << 20
 TEMPFILE_LETTERS = 8
 SLACK_NS = 10 * 10**9  # files of two nodes have times of two clocks
 BESIDE_NS = 120 * 10**9
+BEFORE_NS = 10**9
 """Time after the last line of the ranks in which the launcher writes its table."""
 MAX_RUNS, MAX_ATTEMPTS = 4096, 64
 
@@ -71,7 +72,9 @@ def outputs_beside(path: Path, runs: Sequence[Path]) -> list[Output]:
     times = [mtime_ns(path.parent / name) or 0 for name in beside if name not in names]
     if any(abs(time - ended) <= BESIDE_NS for time in times):
         return []
-    return [each for each in found if abs((mtime_ns(each.path) or 0) - ended) <= BESIDE_NS]
+    # A launcher writes last, when its ranks have ended.
+    written = [(each, (mtime_ns(each.path) or 0) - ended) for each in found]
+    return [each for each, after in written if -BEFORE_NS <= after <= BESIDE_NS]
 
 
 def _runs(path: Path) -> list[Path]:
@@ -81,7 +84,12 @@ def _runs(path: Path) -> list[Path]:
     below = folders(path)
     if any(_ATTEMPT.fullmatch(name) for name in below):
         return [path]
-    return [path / name for name in below[:MAX_RUNS] if any(map(_ATTEMPT.fullmatch, folders(path / name)))]
+    found = [path / name for name in below[:MAX_RUNS] if any(map(_ATTEMPT.fullmatch, folders(path / name)))]
+    if found:
+        return found
+    # Of a job's directory, in which the log directory is one of several.
+    deeper = [path / name / inner for name in below[:MAX_RUNS] for inner in folders(path / name)[:MAX_RUNS]]
+    return [each for each in deeper[:MAX_RUNS] if any(map(_ATTEMPT.fullmatch, folders(each)))]
 
 
 def _together(runs: list[Path]) -> list[Path]:
