@@ -14,7 +14,7 @@ LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
 # Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
-_CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?\d[\d.:-]{15,30} +(?P<text>[^\n]{1,400})")
+_CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>[^\n]{1,400})")
 _GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
 # Of inductor's compiler of C++.
 _BUILT = re.compile(

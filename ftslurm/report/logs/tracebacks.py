@@ -227,7 +227,7 @@ def crashes(lines: Sequence[Line]) -> list[Crash]:
 
 
 def _of_stacks(text: str) -> bool:
-    begins = ("  ", "Current thread", "Thread 0x", "Extension modules", "Python runtime")
+    begins = ("  ", "Current thread", "Thread 0x", "Stack (most recent call first)", "Extension modules", "Python runtime")
     return text != GAP and (not text.strip() or text.startswith(begins))
 
 
