@@ -34,7 +34,9 @@ _SNIPPET = re.compile(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # o
 TAGGED_RANK = re.compile(r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank )(\d{1,6})\b")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
 _LOGGED = re.compile(
-    r"^[EWF]\d{4} \d\d:|^\[[EWF] \d{4}-|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION|error|warning)\b"
+    r"^[EWF]\d{4} \d\d:|^\[[EWF] \d{4}-|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION)\b"
+    # In lower case any program may write it: "validation error 0.1".
+    r"|(?:\[|level=|\| ?)(?:error|warning)\b|\b(?:error|warning):"
 )
 _CAUGHT = re.compile(
     r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
@@ -227,7 +229,14 @@ def crashes(lines: Sequence[Line]) -> list[Crash]:
 
 
 def _of_stacks(text: str) -> bool:
-    begins = ("  ", "Current thread", "Thread 0x", "Stack (most recent call first)", "Extension modules", "Python runtime")
+    begins = (
+        "  ",
+        "Current thread",
+        "Thread 0x",
+        "Stack (most recent call first)",
+        "Extension modules",
+        "Python runtime",
+    )
     return text != GAP and (not text.strip() or text.startswith(begins))
 
 
