@@ -15,10 +15,10 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.abort_message import abort_message
 from ftslurm.failures.foreign_reason import LINES as FOREIGN
 from ftslurm.failures.foreign_reason import foreign_reason
-from ftslurm.failures.json_line import json_object, text_of
+from ftslurm.failures.logged_error import GLOG, RANK_PREFIX, json_exception, logged_error
 from ftslurm.failures.reason import by_distributed, links
 from ftslurm.failures.stated_lines import stated_in
-from ftslurm.failures.traceback_text import HEADER, LINE_LIMIT, Traceback, exception_in, tracebacks
+from ftslurm.failures.traceback_text import LINE_LIMIT, Traceback, exception_in, tracebacks
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 
@@ -26,6 +26,7 @@ LIMIT = 256 * 1024  # characters of the text's end that are read
 TEXT_LIMIT = 500  # characters of the line
 CLOSING_LINES = 10  # after the reason, of the program's own end
 FEW_LINES = 4
+DUMP_LINES = 200
 LAST_LINES = 6
 MESSAGE_LINES = 40  # of an exception's text, which need not be indented
 TRACEBACK, RUNTIME, LOGGED, CHILD = "traceback", "runtime", "logged", "child"
@@ -56,7 +57,6 @@ class Witness:
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
-_RANK_PREFIX = re.compile(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")
 _LAUNCHER = (
     r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
     r".{0,80}Killing subprocess \d+|.{0,160}Sending process \d+ closing signal|"
@@ -114,27 +114,10 @@ _TROUBLE = re.compile(
 )
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
-_LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
-_KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
-_GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
-# Of bash and dash: a script's own error.
-_SHELL = re.compile(
-    r"[\w./-]{1,200}: (?:line )?\d{1,6}: \S.{0,300}(?:unbound variable|parameter not set|not found|bad substitution"
-    r"|No such file or directory|Permission denied|[Ss]yntax error.{0,200}|Exec format error)"
-)
-_PLAIN = re.compile(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
-_NAMED = re.compile(
-    r"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S|(?:[a-z_]\w{1,60}\.){2,6}[A-Z]\w{2,60}: \S"
-)
-_PLACE = re.compile(
-    r"^(?:(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?(?:\[[\w./-]{1,80}:\d{1,6}\] )?"
-    r"(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w./-]{1,80}\.py:\d{1,6} (?:-- )?|[\w.]{1,80}: ?(?=\S)|rank[= ]\d+\]?:? )?"
-)
 _RUNTIME = re.compile(
     r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
     r"|corrupted |\*\*\* "
 )
-_LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
 _TIME_OVER = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$")
 _NATIVE_LINE = re.compile(
     r"\[\S{1,300}\.(?:h|hpp|cc|cpp|cu):\d+\] (?P<text>\S.{0,300})$"
@@ -160,7 +143,7 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
     if before:
         own = next((each for each in reversed(found) if _has(each.exception, before)), None)
         end = own.first if own is not None else end
-    foreign = foreign_reason([_RANK_PREFIX.sub("", line) for line in lines[max(0, end - FOREIGN) : end]])
+    foreign = foreign_reason([RANK_PREFIX.sub("", line) for line in lines[max(0, end - FOREIGN) : end]])
     if foreign is not None and not before:
         begin = max(0, end - FOREIGN) + foreign.first
         # What comes below it is the reason, or shows that the program went on.
@@ -187,13 +170,13 @@ def went_on(line: str) -> bool:
 
 def is_aftermath(text: str) -> bool:
     """Return whether an output has nothing but warnings and lines that are printed when a program ends."""
-    return all(_AFTERMATH.match(_RANK_PREFIX.sub("", line)) for line in output_lines(text))
+    return all(_AFTERMATH.match(RANK_PREFIX.sub("", line)) for line in output_lines(text))
 
 
 def last_line(text: str) -> str:
     """Return the last line of an output that says something, as far as that can be told; empty: none near the end."""
     for line in reversed(output_lines(text)[-LAST_LINES:]):
-        bare = _RANK_PREFIX.sub("", line)
+        bare = RANK_PREFIX.sub("", line)
         if bare.strip() and not bare[0].isspace() and "Warning: " not in bare and not _PROGRESS.match(bare):
             return "" if _STEP.search(bare) else bare
     return ""
@@ -278,7 +261,7 @@ class _Search:
         last = next((each for each in reversed(earlier) if each.end <= end), None)
         if last is None or last.ignored or end - last.end > MESSAGE_LINES or _is_launcher(last.exception):
             return None
-        between = [_RANK_PREFIX.sub("", line) for line in self.lines[last.end : end] if line.strip()]
+        between = [RANK_PREFIX.sub("", line) for line in self.lines[last.end : end] if line.strip()]
         shapes = {_DIGITS.sub("0", line) for line in between}
         if len(between) >= FEW_LINES and len(shapes) <= len(between) / 2:
             return None  # work that goes on, item by item
@@ -287,7 +270,7 @@ class _Search:
         return self._of(last)
 
     def _is_aftermath(self, line: str, *, even_if_logged: bool = False) -> bool:
-        bare = _RANK_PREFIX.sub("", line)
+        bare = RANK_PREFIX.sub("", line)
         if bare.strip() in self.known:
             return True
         if even_if_logged and bare.startswith(" "):
@@ -300,7 +283,7 @@ class _Search:
     def _runtime(self, at: int) -> Witness | None:
         """Return a runtime's last message that begins at most three lines above the line before ``at``."""
         line = self.lines[at - 1]
-        bare = _RANK_PREFIX.sub("", line)
+        bare = RANK_PREFIX.sub("", line)
         fatal = _FATAL.search(bare)
         if fatal is not None:
             stack = _STACK.findall("\n".join(self.lines[at : at + 200]).split("\n\nThread 0x", 1)[0])
@@ -308,9 +291,9 @@ class _Search:
             why = self._before_abort(at - 1) if fatal[1].startswith("Aborted") else ""
             return Witness(RUNTIME, why or f"Fatal Python error: {fatal[1]}", frames=frames)
         if _TIME_OVER.match(bare):
-            stack = _STACK.findall("\n".join(self.lines[at : at + 200]))
-            frames = tuple(Frame(file, int(number), function) for file, number, function in reversed(stack))
-            return Witness(RUNTIME, f"faulthandler's time-out: {bare}", frames=frames)
+            frames, others = self._odd_dump()
+            waiting = f"; {others} in torch.distributed" if others else ""
+            return Witness(RUNTIME, f"faulthandler's time-out: {bare}{waiting}", frames=frames)
         if not (_RUNTIME.match(bare) or "Assertion `" in bare):
             return None
         message = abort_message("\n".join([bare, *self.lines[at : at + 1]]))
@@ -318,11 +301,31 @@ class _Search:
             return None  # a thread that was still running: what ended the program stands above
         return Witness(RUNTIME, cut_middle(message, TEXT_LIMIT), exception_in(message)) if message else None
 
+    def _odd_dump(self) -> tuple[tuple[Frame, ...], str]:
+        """Return the stack of the only process, of those whose time was over, that did not wait, and the others.
+
+        Without such a one, the last stack, and nothing.
+        """
+        dumps: list[tuple[Frame, ...]] = []
+        for at, line in enumerate(self.lines):
+            if not _TIME_OVER.match(RANK_PREFIX.sub("", line)):
+                continue
+            end = next((i for i in range(at + 1, len(self.lines)) if _TIME_OVER.match(self.lines[i])), at + DUMP_LINES)
+            stack = _STACK.findall("\n".join(self.lines[at:end][:DUMP_LINES]))
+            dumps.append(tuple(Frame(file, int(number), function) for file, number, function in reversed(stack)))
+        odd = [
+            frames for frames in dumps if frames and not any("/torch/distributed/" in frame.file for frame in frames)
+        ]
+        if len(odd) == 1 and len(dumps) > 1:
+            count = len(dumps) - 1
+            return odd[0], f"{count} other process{'es' if count > 1 else ''}"
+        return dumps[-1] if dumps else (), ""
+
     def _before_abort(self, end: int) -> str:
         """Return what a library stated directly above faulthandler's dump of an abort, which only it explains."""
         for at in range(end, max(0, end - FEW_LINES), -1):
-            bare = _RANK_PREFIX.sub("", self.lines[at - 1])
-            glog = _GLOG.match(bare) if bare.lstrip("[").startswith("F") else None
+            bare = RANK_PREFIX.sub("", self.lines[at - 1])
+            glog = GLOG.match(bare) if bare.lstrip("[").startswith("F") else None
             if glog is not None and glog["text"]:
                 return cut_middle(glog["text"].strip(), TEXT_LIMIT)
             native = _NATIVE_LINE.match(bare)
@@ -394,54 +397,6 @@ def _root_row(lines: Sequence[str]) -> tuple[int | None, str]:
     return rank, end
 
 
-def logged_error(line: str) -> str | None:
-    """Return the text of a line of level ERROR or higher, or that is an error by its form; None: it is none."""
-    bare = _RANK_PREFIX.sub("", line[:LINE_LIMIT]).strip()
-    if not bare:
-        return None
-    if bare.startswith("{"):
-        return _json_error(bare)
-    stated = stated_in(bare)
-    if stated is not None and not stated.meaning:
-        return stated.text
-    if _SHELL.fullmatch(bare):
-        return bare
-    by_lmod = _LMOD.match(bare)
-    if by_lmod is not None:
-        return f"Lmod: {by_lmod['text']}"
-    found = _GLOG.match(bare) or _PLAIN.match(bare) or _KEYS.search(bare[:1000])
-    if found is None and _NAMED.match(bare):
-        return bare
-    if found is None:
-        level = _LEVEL.search(bare[:200])
-        if level is None:
-            return None
-        text = bare[level.start("text") :]
-    else:
-        text = found["text"].strip('"')
-    text = _PLACE.sub("", text.strip()).strip(" :") if not _NAMED.match(text) else text.strip()
-    return text or None
-
-
-def json_exception(line: str) -> ExceptionRecord | None:
-    """Return the exception whose traceback is a value in a line of a structured logger; None: there is none."""
-    bare = _RANK_PREFIX.sub("", line[:LINE_LIMIT]).strip()
-    value = json_object(bare) if HEADER in bare else None
-    texts = [each for each in (value or {}).values() if isinstance(each, str) and HEADER in each]
-    found = tracebacks(texts[0].split("\n"), whole=True) if texts else []
-    return found[-1].exception if found else None
-
-
-def _json_error(line: str) -> str | None:
-    value = json_object(line)
-    if value is None:
-        return None
-    level = next((value[key] for key in ("level", "levelname", "severity") if key in value), "")
-    if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
-        return None
-    return (text_of(value, "message", "msg", "event") or "").strip() or None
-
-
 __all__ = [
     "CHILD",
     "LOGGED",
@@ -452,7 +407,6 @@ __all__ = [
     "error_before",
     "is_aftermath",
     "last_line",
-    "logged_error",
     "output_lines",
     "went_on",
     "witness",

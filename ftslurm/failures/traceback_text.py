@@ -58,7 +58,8 @@ _INTRODUCES = re.compile(
 # A first line of a message whose reason is in its further lines.
 _SEVERAL = re.compile(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
-    r"The actor died|ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error|NPU (?:function )?error"
+    r"The actor died|ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error"
+    r"|NPU (?:function )?error"
 )
 _ALSO = re.compile(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"

@@ -428,3 +428,15 @@ def test_the_time_is_bounded_and_linear(unit: str) -> None:
 )
 def test_the_last_line_that_says_something(text: str, expected: str) -> None:
     assert last_line(text) == expected
+
+
+def test_of_several_processes_whose_time_was_over_the_one_that_did_not_wait_is_shown() -> None:
+    waiting = TIME_OVER.replace(
+        '"/home/ann/train.py", line 26 in wait_for_cache',
+        '"/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce',
+    )
+    for text in (waiting + TIME_OVER + waiting, TIME_OVER + waiting + waiting):
+        found = witness(text)
+        assert found is not None
+        assert found.frames[-1].place == "/home/ann/train.py:26 in wait_for_cache"
+        assert "2 other processes in torch.distributed" in found.text

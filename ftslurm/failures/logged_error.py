@@ -1,0 +1,81 @@
+"""A line by which a program, its logger or its shell reports an error, and the text of it (pure)."""
+
+from __future__ import annotations
+
+import re
+
+from ftslurm.failures.json_line import json_object, text_of
+from ftslurm.failures.stated_lines import stated_in
+from ftslurm.failures.traceback_text import HEADER, LINE_LIMIT, tracebacks
+from ftslurm.records.error import ExceptionRecord
+
+RANK_PREFIX = re.compile(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")
+"""What torch's hook, torchrun or srun put before a rank's line."""
+_LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
+_KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
+GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
+# Of bash and dash: a script's own error.
+_SHELL = re.compile(
+    r"[\w./-]{1,200}: (?:line )?\d{1,6}: \S.{0,300}(?:unbound variable|parameter not set|not found|bad substitution"
+    r"|No such file or directory|Permission denied|[Ss]yntax error.{0,200}|Exec format error)"
+)
+_PLAIN = re.compile(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
+_NAMED = re.compile(
+    r"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S|(?:[a-z_]\w{1,60}\.){2,6}[A-Z]\w{2,60}: \S"
+)
+_PLACE = re.compile(
+    r"^(?:(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?(?:\[[\w./-]{1,80}:\d{1,6}\] )?"
+    r"(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w./-]{1,80}\.py:\d{1,6} (?:-- )?|[\w.]{1,80}: ?(?=\S)|rank[= ]\d+\]?:? )?"
+)
+_LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
+
+
+def logged_error(line: str) -> str | None:
+    """Return the text of a line of level ERROR or higher, or that is an error by its form; None: it is none."""
+    bare = RANK_PREFIX.sub("", line[:LINE_LIMIT]).strip()
+    if not bare:
+        return None
+    if bare.startswith("{"):
+        return _json_error(bare)
+    stated = stated_in(bare)
+    if stated is not None and not stated.meaning:
+        return stated.text
+    if _SHELL.fullmatch(bare):
+        return bare
+    by_lmod = _LMOD.match(bare)
+    if by_lmod is not None:
+        return f"Lmod: {by_lmod['text']}"
+    found = GLOG.match(bare) or _PLAIN.match(bare) or _KEYS.search(bare[:1000])
+    if found is None and _NAMED.match(bare):
+        return bare
+    if found is None:
+        level = _LEVEL.search(bare[:200])
+        if level is None:
+            return None
+        text = bare[level.start("text") :]
+    else:
+        text = found["text"].strip('"')
+    text = _PLACE.sub("", text.strip()).strip(" :") if not _NAMED.match(text) else text.strip()
+    return text or None
+
+
+def json_exception(line: str) -> ExceptionRecord | None:
+    """Return the exception whose traceback is a value in a line of a structured logger; None: there is none."""
+    bare = RANK_PREFIX.sub("", line[:LINE_LIMIT]).strip()
+    value = json_object(bare) if HEADER in bare else None
+    texts = [each for each in (value or {}).values() if isinstance(each, str) and HEADER in each]
+    found = tracebacks(texts[0].split("\n"), whole=True) if texts else []
+    return found[-1].exception if found else None
+
+
+def _json_error(line: str) -> str | None:
+    value = json_object(line)
+    if value is None:
+        return None
+    level = next((value[key] for key in ("level", "levelname", "severity") if key in value), "")
+    if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
+        return None
+    return (text_of(value, "message", "msg", "event") or "").strip() or None
+
+
+__all__ = ["GLOG", "RANK_PREFIX", "json_exception", "logged_error"]
