@@ -72,9 +72,9 @@ def test_rank_and_cause_are_named_from_the_logs_of_torchrun_alone(
 
 
 WRITTEN = {
-    "plain": ([], "rank 1 on localhost: ValueError: bad batch 42"),
-    "labels": (["--tee", "3"], "rank 1 on localhost: ValueError: bad batch 42"),
-    "restarts": (["--max-restarts", "1"], "rank 1 on localhost: ValueError: bad batch 42"),
+    "plain": ([], "rank 1: ValueError: bad batch 42"),
+    "labels": (["--tee", "3"], "rank 1: ValueError: bad batch 42"),
+    "restarts": (["--max-restarts", "1"], "rank 1: ValueError: bad batch 42"),
 }
 
 
