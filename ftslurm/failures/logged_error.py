@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from ftslurm.failures.exception_line import HEADER, LINE_LIMIT
 from ftslurm.failures.json_line import json_object, text_of
 from ftslurm.failures.stated_lines import stated_in
-from ftslurm.failures.traceback_text import HEADER, LINE_LIMIT, tracebacks
+from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.records.error import ExceptionRecord
 
 RANK_PREFIX = re.compile(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")

@@ -13,12 +13,13 @@ from collections.abc import Collection, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.abort_message import abort_message
+from ftslurm.failures.exception_line import LINE_LIMIT, exception_in
 from ftslurm.failures.foreign_reason import LINES as FOREIGN
 from ftslurm.failures.foreign_reason import foreign_reason
 from ftslurm.failures.logged_error import GLOG, RANK_PREFIX, json_exception, logged_error
 from ftslurm.failures.reason import by_distributed, links
 from ftslurm.failures.stated_lines import stated_in
-from ftslurm.failures.traceback_text import LINE_LIMIT, Traceback, exception_in, tracebacks
+from ftslurm.failures.traceback_text import Traceback, tracebacks
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 

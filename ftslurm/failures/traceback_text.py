@@ -11,15 +11,21 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.exception_line import (
+    CAUSE,
+    CONTEXT,
+    ENDINGS,
+    HEADER,
+    LINE_LIMIT,
+    own_text,
+    passed_on,
+    typed,
+)
+from ftslurm.failures.exception_message import MESSAGE_LINES, message_below
 from ftslurm.records.error import ExceptionRecord, Frame
 
-HEADER = "Traceback (most recent call last)"
-LINE_LIMIT = 4000
 FRAMES_LIMIT = 100
-MESSAGE_LINES = 60
 LINKS, MEMBERS = 40, 64
-_CAUSE = "The above exception was the direct cause of the following exception"
-_CONTEXT = "During handling of the above exception, another exception occurred"
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,300}))?')
 _WHOLE_FRAME = re.compile(r'(?P<prefix>.{0,80}?) *File "[^"\n]{1,4096}", line \d{1,9}, in(?: |$)')
 _QUALIFIED = re.compile(r"(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{2,60}(?:: |$)")
@@ -27,14 +33,6 @@ _QUALIFIED = re.compile(r"(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{2,60}(?:: |$)")
 _BOXED_FRAME = re.compile(r"\u2502 (\S[^\u2502\n]{0,400}?):(\d{1,9}) in (\S{1,200})")
 _BOXED_SOURCE = re.compile(r"\u2502 +\u2771 +\d+ +(?:\u2502 *)?([^\u2502\s][^\u2502\n]{0,400})")
 _BOX = ("\u2502", "\u256d", "\u2570", "\u251c")
-_TYPE = re.compile(r"([A-Za-z_][\w.]{0,200})(?:: ?(.*))?", re.DOTALL)
-_ENDINGS = re.compile(
-    r"(Error|Exception|Exit|Interrupt|Warning|Failed|Failure|Fault|Timeout|Expired|Refused|Stop|Group|NotFound|_Error)$"
-)
-# As Python shows an exception's arguments: an error number, its text.
-_SHOWN = re.compile(
-    r"((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception))\((?:(\d{1,4}), )?([\"'])(.{1,1000}?)\3,?\)"
-)
 # IPython: "KeyError      Traceback (most recent call last)", "Cell In[3], line 2", "File ~/x.py:7, in f(a)".
 _NOTEBOOK = re.compile(r"(?P<type>[A-Za-z_]\w{2,80}) {2,120}Traceback \(most recent call last\):?")
 _CELL = re.compile(
@@ -43,37 +41,10 @@ _CELL = re.compile(
     r" in (?P<function>[\w.<>]{1,120})"
 )
 NOTEBOOK_LINES = 400
-_LEVELS = frozenset(("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "NOTE", "NOTICE", "TRACE"))
 _THREAD = re.compile(r"Exception in thread (.{1,200}?):?\s*$")
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
-_DIGITS = re.compile(r"\d")
-# The line before a traceback that belongs to the message of the exception above it.
-_INTRODUCES = re.compile(
-    r"(with the following error|The last \d+ lines of \S+ #*"
-    r"|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
-    r"|'''|[Rr]emote [Tt]raceback)"
-    r"[^\n]{0,20}$"
-)
-# A first line of a message whose reason is in its further lines.
-_SEVERAL = re.compile(
-    r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
-    r"The actor died|ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error"
-    r"|NPU (?:function )?error"
-)
-_ALSO = re.compile(
-    r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
-    r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"/job:|The actor is dead|\[Rank \d+ Error|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net"
-    r"|Call to|Connection"
-    r"|Cuda failure|Error)\b"
-)
-_TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
-_SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
-# Of pydantic: each field, and below it what is wrong with it.
-_FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
-RELATION_LINES = 8
 _SKIPPED = 3
 _BEFORE_FRAMES = 5
 _SOURCE_LINES = 4
@@ -168,11 +139,6 @@ def tracebacks(lines: Sequence[str], *, whole: bool = False, cut: bool = False) 
     return [chain.traceback() for chain in found]
 
 
-def is_relation(line: str) -> bool:
-    """Return whether a line says that the exception above it led to the one below."""
-    return _CAUSE in line or _CONTEXT in line
-
-
 def is_frame(line: str) -> bool:
     """Return whether a line is a frame of a traceback: ``File "train.py", line 7, in main``."""
     return 'File "' in line and _WHOLE_FRAME.match(line[:LINE_LIMIT]) is not None
@@ -183,7 +149,7 @@ def frames_end(lines: Sequence[str], first: int) -> int:
     prefix = _prefix_of(lines[first])
     at = first + 1
     while at < len(lines) and HEADER not in lines[at]:
-        own = _own(lines[at][:LINE_LIMIT], prefix)
+        own = own_text(lines[at][:LINE_LIMIT], prefix)
         # At least two spaces: a frame's line has two, its source four.
         if own is None or not (is_frame(own) or own.startswith("  ")):
             break
@@ -201,7 +167,7 @@ def open_frames(lines: Sequence[str]) -> tuple[int, tuple[Frame, ...]]:
     ]
     first = begins[-1]
     prefix = _head_of(lines, first)
-    rest = [_own(line[:LINE_LIMIT], prefix) for line in lines[first + 1 :] if line.strip()]
+    rest = [own_text(line[:LINE_LIMIT], prefix) for line in lines[first + 1 :] if line.strip()]
     # Where the indentation is lost, each other line is a frame.
     flat = not any(line and line[:1].isspace() for line in rest)
     flat = flat and 2 * sum(line is not None and is_frame(line) for line in rest) >= len(rest) - 1 > 1
@@ -234,9 +200,9 @@ def _without_beginning(lines: Sequence[str], first: int, end: int, *, whole: boo
     A program also prints stacks without an exception: the type must follow at once, and look like one.
     """
     prefix = _prefix_of(lines[first])
-    own = _own(lines[end][:LINE_LIMIT], prefix) if end < len(lines) else None
-    record = _typed(own) if own else None
-    if record is None or not (_ENDINGS.search(record.type) or _QUALIFIED.match(own or "")):
+    own = own_text(lines[end][:LINE_LIMIT], prefix) if end < len(lines) else None
+    record = typed(own) if own else None
+    if record is None or not (ENDINGS.search(record.type) or _QUALIFIED.match(own or "")):
         return None
     block = _block(["", *lines[first : end + MESSAGE_LINES + 2]], 0, whole=whole, head=prefix)
     return replace(block, first=first, end=block.end + first - 1) if block is not None else None
@@ -245,12 +211,12 @@ def _without_beginning(lines: Sequence[str], first: int, end: int, *, whole: boo
 def _last_lines(lines: Sequence[str], *, whole: bool) -> _Block | None:
     """Return the exception whose last lines, without any frame, the text begins with."""
     first = next((i for i, line in enumerate(lines[:_SOURCE_LINES]) if not line.startswith("    ")), 0)
-    record = _typed(lines[first][:LINE_LIMIT]) if first < len(lines) else None
-    if record is None or not record.message or _ENDINGS.search(record.type) is None:
+    record = typed(lines[first][:LINE_LIMIT]) if first < len(lines) else None
+    if record is None or not record.message or ENDINGS.search(record.type) is None:
         return None
     if record.type.endswith("Warning") or (record.type in ("Error", "Exception") and not record.module):
         return None  # any program's line
-    end, text = _message(lines, first, "", record.message, whole=whole)
+    end, text = message_below(lines, first, "", record.message, whole=whole)
     return _Block(replace(record, message=text), 0, end, 0, "")
 
 
@@ -274,15 +240,6 @@ def embedded(message: str) -> ExceptionRecord | None:
     return _introduced(lines)
 
 
-def exception_in(line: str) -> ExceptionRecord | None:
-    """Return the exception that a line names by type and text (``OSError: [Errno 28] ...``) anywhere in it, or None."""
-    found = re.search(r"(?:^|[\s\"'(\[])((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{2,80}): (\S.*)", line[:LINE_LIMIT])
-    if found is None or _ENDINGS.search(found[1]) is None:
-        return None
-    module, _, name = found[1].rpartition(".")
-    return ExceptionRecord(name, module, found[2].strip())
-
-
 def _joins(lines: Sequence[str], chain: _Chain, block: _Block) -> bool:
     """Add a block to the chain before it, as its next link or a group's member; return whether it belongs there."""
     last = chain.links[-1][1]
@@ -303,7 +260,7 @@ def _relation(between: Sequence[str]) -> str | None:
     if not 1 <= len(between) <= 6:
         return None
     text = "\n".join(between)
-    return "cause" if _CAUSE in text else "context" if _CONTEXT in text else None
+    return "cause" if CAUSE in text else "context" if CONTEXT in text else None
 
 
 def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = None) -> _Block | None:
@@ -322,11 +279,11 @@ def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = 
     skipped = 0
     at = first + 1
     # The indentation may be lost, as in text that was pasted.
-    flat = at < len(lines) and (_own(lines[at][:LINE_LIMIT], head) or "").startswith('File "')
+    flat = at < len(lines) and (own_text(lines[at][:LINE_LIMIT], head) or "").startswith('File "')
     while at < len(lines):
         line = lines[at][:LINE_LIMIT]
         found = _FRAME.search(line)
-        if found is not None and (prefix is None or _own(line, prefix) is not None):
+        if found is not None and (prefix is None or own_text(line, prefix) is not None):
             if prefix is None:
                 # loguru marks the frame that caught the exception.
                 prefix = line[: found.start()].removesuffix("> ").removesuffix("  ")
@@ -338,8 +295,8 @@ def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = 
             _boxed(line, frames)
             at += 1
             continue
-        own = _own(_bounded(lines[at]), _framed(head) if prefix is None else prefix)
-        if own and flat and frames and frames[-1].source is None and not _passed_on(own):
+        own = own_text(_bounded(lines[at]), _framed(head) if prefix is None else prefix)
+        if own and flat and frames and frames[-1].source is None and not passed_on(own):
             frames[-1] = replace(frames[-1], source=own.strip())
             at += 1
             continue
@@ -349,9 +306,9 @@ def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = 
             if not frames and at - first > _BEFORE_FRAMES:
                 return None
         else:
-            record = _typed(own)
-            if record is not None and (skipped == 0 or _ENDINGS.search(record.type)):
-                end, text = _message(lines, at, prefix or "", record.message, whole=whole)
+            record = typed(own)
+            if record is not None and (skipped == 0 or ENDINGS.search(record.type)):
+                end, text = message_below(lines, at, prefix or "", record.message, whole=whole)
                 kept = [*frames[:20], *frames[20 - FRAMES_LIMIT :]] if len(frames) > FRAMES_LIMIT else frames
                 record = replace(record, message=text, frames=tuple(kept))
                 return _Block(record, first, end, _depth(prefix or ""), prefix or "")
@@ -379,7 +336,7 @@ def _of_notebook(lines: Sequence[str], first: int) -> _Block | None:
         elif frames and line.startswith(("-->", "---->")):
             frames[-1] = replace(frames[-1], source=line.lstrip("->").strip().partition(" ")[2].strip() or None)
         elif line.startswith((f"{head['type']}: ", f"{head['type']}\n")) or line.rstrip() == head["type"]:
-            record = _typed(line)
+            record = typed(line)
             return _Block(replace(record, frames=tuple(frames)), first, at + 1, 0, "") if record is not None else None
     return None
 
@@ -403,116 +360,8 @@ def _framed(head: str) -> str:
     return head if _RANK.search(head) else ""
 
 
-def _own(line: str, prefix: str) -> str | None:
-    """Return a line without the prefix of its traceback; None: it belongs to something else.
-
-    Digits may differ: loggers put the time into the prefix.
-    """
-    if not prefix:
-        return line
-    start = line[: len(prefix)]
-    if start == prefix or _DIGITS.sub("0", start) == _DIGITS.sub("0", prefix):
-        return line[len(prefix) :]
-    return "" if line.rstrip() == prefix.rstrip() else None
-
-
 def _depth(prefix: str) -> int:
     return len(prefix) if prefix.rstrip().endswith("|") else 0
-
-
-def _typed(text: str) -> ExceptionRecord | None:
-    """Return the exception of a traceback's last line, without frames; None: the line is something else."""
-    found = _TYPE.fullmatch(text.rstrip())
-    if found is None or found[1] in _LEVELS:
-        return None
-    module, _, name = found[1].rpartition(".")
-    if not module and not (name[:1].isupper() or name.startswith("_")):
-        return None
-    return ExceptionRecord(name, module, (found[2] or "").strip())
-
-
-def _message(lines: Sequence[str], at: int, prefix: str, first: str, *, whole: bool) -> tuple[int, str]:
-    """Return the line after an exception's message, and the message.
-
-    Args:
-        at: the line of its type.
-        first: its first line.
-    """
-    kept = [first]
-    at += 1
-    nested = False
-    while at < len(lines) and len(kept) < MESSAGE_LINES:
-        own = _own(lines[at][:LINE_LIMIT], prefix)
-        if own is None or (prefix and own.startswith(("+-", "+ "))):
-            break
-        if HEADER in own or is_relation(own):
-            if not _passes_traceback_on(kept, own, nested=nested):
-                break
-            nested = True
-        elif nested:
-            # A blank line ends the other process's message, unless its chain goes on below.
-            ends = not whole and not own.strip() and len(kept) > 1 and not kept[-1].startswith(" ")
-            if ends and not any(map(is_relation, [kept[-1], *lines[at : at + RELATION_LINES]])):
-                break
-        elif not (whole or prefix):
-            further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
-            if not own.strip() and first.endswith(":") and len(kept) == 1 and _TEXT.match(further):
-                # A message in two paragraphs, of which the first one only introduces the second.
-                kept.append(further.rstrip())
-                at += 2
-                continue
-            if not _is_further(kept, own, further):
-                break
-        kept.append(own.rstrip())
-        at += 1
-    while len(kept) > 1 and kept[-1].strip() in ("", '"""', "'''"):
-        kept.pop()
-    return at, "\n".join(kept).strip()
-
-
-def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> bool:
-    """Return whether a header, or a line between two exceptions, belongs to a message that has another's traceback."""
-    if is_relation(line):
-        return nested and _SPAWNED.search("\n".join(kept)) is not None
-    chained = nested and any(map(is_relation, kept[-2:]))
-    introduced = _INTRODUCES.search(kept[-1].rstrip() or " ") is not None
-    return chained or introduced or "Original " in line or "(RANK " in line
-
-
-def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
-    """Return whether a line below a message in an output is its next one; ``further``: the line after that."""
-    first = kept[0]
-    if not line.strip():
-        return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
-    if len(kept) > 1 and kept[-1].rstrip().endswith(":"):
-        return True  # what its last line introduces
-    if _FIELDS.search(first) and (line.startswith(" ") or _FIELD.fullmatch(line.rstrip())):
-        return True
-    return _continues(line, first) or _passes_on(kept, line)
-
-
-def _continues(line: str, first: str) -> bool:
-    """Return whether a line that follows a message in a program's output belongs to it."""
-    if line.startswith(" > "):
-        return False  # Megatron's own output
-    if line.startswith((" ", "\t")) or (not first and _INTRODUCES.search(line)):
-        return True
-    return bool(_SEVERAL.search(first) and _ALSO.match(line))
-
-
-def _passes_on(kept: Sequence[str], line: str) -> bool:
-    """Return whether a message consists of another exception: ``backend='inductor' raised:``, then its last line."""
-    return len(kept) == 1 and kept[0].rstrip().endswith(":") and _passed_on(line) is not None
-
-
-def _passed_on(line: str) -> ExceptionRecord | None:
-    """Return the exception in a line, by its type and text, or as ``repr`` shows it: ``OSError(28, 'No space')``."""
-    shown = _SHOWN.fullmatch(line.strip())
-    if shown is not None:
-        module, _, name = shown[1].rpartition(".")
-        return ExceptionRecord(name, module, f"[Errno {shown[2]}] {shown[4]}" if shown[2] else shown[4])
-    record = _typed(line)
-    return record if record is not None and _ENDINGS.search(record.type) is not None else None
 
 
 def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:
@@ -521,11 +370,11 @@ def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:
         before, line = lines[at - 2], lines[at - 1]
         if not re.search(r"(raised|rror|xception|failed|reason|aused by)[^:]{0,40}:$", before.rstrip()):
             continue
-        record = _passed_on(line.strip())
+        record = passed_on(line.strip())
         if record is not None:
             end = next((i for i, further in enumerate(lines[at:], at) if not further.strip()), len(lines))
             return replace(record, message="\n".join([record.message, *lines[at:end]]).strip())
     return None
 
 
-__all__ = ["HEADER", "Traceback", "embedded", "exception_in", "tracebacks"]
+__all__ = ["Traceback", "embedded", "is_frame", "open_frames", "tracebacks"]

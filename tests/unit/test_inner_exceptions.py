@@ -15,13 +15,14 @@ import pytest
 
 from ftslurm.failures.causes import describe, find
 from ftslurm.failures.evidence import Evidence, with_exception
+from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.exceptions import describe as recorded_as
 from ftslurm.failures.message_line import message_line, whole_line
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.proof_lines import lines
 from ftslurm.failures.reason import judged, reason
 from ftslurm.failures.retryability import retryability
-from ftslurm.failures.traceback_text import embedded, exception_in, tracebacks
+from ftslurm.failures.traceback_text import embedded, tracebacks
 from ftslurm.records.codec import to_json
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, error_file, error_record_in
 from ftslurm.text import first_line

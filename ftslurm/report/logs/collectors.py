@@ -12,8 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.json_line import json_object, text_of
-from ftslurm.failures.traceback_text import HEADER
 
 NEARLY_ALL = 0.95
 FEWEST = 3

@@ -11,10 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import islice
 
+from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.reason import reason
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.stderr_witness import went_on
-from ftslurm.failures.traceback_text import exception_in
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of, until
 from ftslurm.report.logs.evidence import Found, is_strong, last_line_of
 from ftslurm.report.logs.lines import GAP, Line

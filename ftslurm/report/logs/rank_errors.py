@@ -6,8 +6,9 @@ import re
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import classify
+from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.reason import CUT, reason
-from ftslurm.failures.traceback_text import exception_in, open_frames
+from ftslurm.failures.traceback_text import open_frames
 from ftslurm.records.error import ExceptionRecord, HostResources, OomKills
 from ftslurm.report.facts import RankError
 from ftslurm.report.failed_worker import evidence_of, failed_worker_of

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import traceback_text
+from ftslurm.failures.exception_line import is_relation
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.untangle import HEADER, untangled
@@ -166,7 +167,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
 
 def _with_cut_callers(exception: ExceptionRecord, after: Sequence[str]) -> ExceptionRecord:
     """Return an exception with the frames of the one that was raised from it, and whose end is not in the text."""
-    if not any(traceback_text.is_relation(line) for line in after[:4]):
+    if not any(is_relation(line) for line in after[:4]):
         return exception
     _, frames = traceback_text.open_frames(after)
     if not frames or any(_OF_LAUNCHER.search(frame.file) for frame in frames):

@@ -1,0 +1,112 @@
+"""The message of an exception in a program's output: which of the lines below its type belong to it (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.failures.exception_line import HEADER, LINE_LIMIT, is_relation, own_text, passed_on
+
+MESSAGE_LINES = 60
+# The line before a traceback that belongs to the message of the exception above it.
+_INTRODUCES = re.compile(
+    r"(with the following error|The last \d+ lines of \S+ #*"
+    r"|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
+    r"|'''|[Rr]emote [Tt]raceback)"
+    r"[^\n]{0,20}$"
+)
+# A first line of a message whose reason is in its further lines.
+_SEVERAL = re.compile(
+    r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
+    r"The actor died|ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error"
+    r"|NPU (?:function )?error"
+)
+_ALSO = re.compile(
+    r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
+    r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
+    r"/job:|The actor is dead|\[Rank \d+ Error|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net"
+    r"|Call to|Connection"
+    r"|Cuda failure|Error)\b"
+)
+_TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
+_SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
+# Of pydantic: each field, and below it what is wrong with it.
+_FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
+RELATION_LINES = 8
+
+
+def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, whole: bool) -> tuple[int, str]:
+    """Return the line after an exception's message, and the message.
+
+    Args:
+        at: the line of its type.
+        first: its first line.
+    """
+    kept = [first]
+    at += 1
+    nested = False
+    while at < len(lines) and len(kept) < MESSAGE_LINES:
+        own = own_text(lines[at][:LINE_LIMIT], prefix)
+        if own is None or (prefix and own.startswith(("+-", "+ "))):
+            break
+        if HEADER in own or is_relation(own):
+            if not _passes_traceback_on(kept, own, nested=nested):
+                break
+            nested = True
+        elif nested:
+            # A blank line ends the other process's message, unless its chain goes on below.
+            ends = not whole and not own.strip() and len(kept) > 1 and not kept[-1].startswith(" ")
+            if ends and not any(map(is_relation, [kept[-1], *lines[at : at + RELATION_LINES]])):
+                break
+        elif not (whole or prefix):
+            further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
+            if not own.strip() and first.endswith(":") and len(kept) == 1 and _TEXT.match(further):
+                # A message in two paragraphs, of which the first one only introduces the second.
+                kept.append(further.rstrip())
+                at += 2
+                continue
+            if not _is_further(kept, own, further):
+                break
+        kept.append(own.rstrip())
+        at += 1
+    while len(kept) > 1 and kept[-1].strip() in ("", '"""', "'''"):
+        kept.pop()
+    return at, "\n".join(kept).strip()
+
+
+def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> bool:
+    """Return whether a header, or a line between two exceptions, belongs to a message that has another's traceback."""
+    if is_relation(line):
+        return nested and _SPAWNED.search("\n".join(kept)) is not None
+    chained = nested and any(map(is_relation, kept[-2:]))
+    introduced = _INTRODUCES.search(kept[-1].rstrip() or " ") is not None
+    return chained or introduced or "Original " in line or "(RANK " in line
+
+
+def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
+    """Return whether a line below a message in an output is its next one; ``further``: the line after that."""
+    first = kept[0]
+    if not line.strip():
+        return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
+    if len(kept) > 1 and kept[-1].rstrip().endswith(":"):
+        return True  # what its last line introduces
+    if _FIELDS.search(first) and (line.startswith(" ") or _FIELD.fullmatch(line.rstrip())):
+        return True
+    return _continues(line, first) or _passes_on(kept, line)
+
+
+def _continues(line: str, first: str) -> bool:
+    """Return whether a line that follows a message in a program's output belongs to it."""
+    if line.startswith(" > "):
+        return False  # Megatron's own output
+    if line.startswith((" ", "\t")) or (not first and _INTRODUCES.search(line)):
+        return True
+    return bool(_SEVERAL.search(first) and _ALSO.match(line))
+
+
+def _passes_on(kept: Sequence[str], line: str) -> bool:
+    """Return whether a message consists of another exception: ``backend='inductor' raised:``, then its last line."""
+    return len(kept) == 1 and kept[0].rstrip().endswith(":") and passed_on(line) is not None
+
+
+__all__ = ["MESSAGE_LINES", "message_below"]
