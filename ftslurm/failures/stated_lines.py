@@ -49,6 +49,9 @@ _BENIGN_WARN = (
 _ORDERED = tuple(
     re.compile(pattern)
     for pattern in (
+        r"(?:.{0,300}\W)?(?P<text>Task was killed due to the node running low on memory.*)",
+        r" *(?:Last State: .{0,40})?Reason: +(?P<text>OOMKilled) *",
+        r"(?P<text>mpi(?:run|exec) was unable to (?:find|launch|start) .*)",
         r"(?:.{0,160}\W)?(?P<text>the actor's node was preempted.*)",
         r"(?:.{0,160}\W)?(?P<text>The actor (?:died|is dead) because its node has died.*)",
         r".{0,160}(?P<text>A worker died or was killed while executing a task by an unexpected system error).*",
@@ -103,6 +106,7 @@ _MEANING = {
     "Sending process": "torchrun stopped its ranks; the failure or the signal before is not in the log",
     "torchelastic.worker": "torchrun's events say that it failed",
     "ChildFailedError": "torchrun says that a rank failed; its table is cut off",
+    "OOMKilled": "a container was killed at its memory limit (OOMKilled)",
     "Primary job": "a process ended with another exit code than 0, so that mpirun ended the others",
     "==== backtrace": "a crash in native code, of which UCX printed the backtrace",
     "Error executing job with overrides": "Hydra's job failed",
@@ -113,7 +117,8 @@ _MAYBE = re.compile(
     r"Xid|bus error enc|Assertion `|mismatch betw|receive grad|\[c10d\]|^E[A-Z]\d{4}: |NCCL WARN|HTTP Err|\"message\""
     r"|Error exec|sigkill_h|actor|A worker died|NVRM|Check failed|device=TPU|CommandNotF|Got fatal|Horovod has"
     r"|Primary job|noticed that|==== back|size mismatch|Loss is nan|Child process|worker\.status|ChildFailed"
-    r"|^OMP: Err|heartbeat t|got stuck|Heartbeat mon|missing ranks|\[c10d\]|Error {3}|Exception {3}|closing signal"
+    r"|running low on mem|OOMKilled|was unable to|^OMP: Err|heartbeat t|got stuck|Heartbeat mon|missing ranks"
+    r"|\[c10d\]|Error {3}|Exception {3}|closing signal"
     r"|Error\("
     r"|Exception\("
 )

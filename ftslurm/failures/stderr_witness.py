@@ -88,7 +88,8 @@ _CLOSING = re.compile(
 )
 _PROGRESS = re.compile(
     rf"{_LAUNCHER}|"
-    r"# (?:Accounting|Ended)\b|= +(?:EXIT|PID|RANK|BAD|CLEANING|YOU CAN|KILLED)|"
+    r"# (?:Accounting|Ended)\b|\[\d+\]:$|(?:Failures|Root Cause).{0,60}:$|\S{1,200} FAILED$|= +(?:EXIT|PID|RANK|BAD"
+    r"|CLEANING|YOU CAN|KILLED)|"
     r"(?:the job to be term|mpirun detected|a non-zero exit code|Primary job)|"
     r"\S{0,40} ?\d{1,3}%\||[={}\-*+#╰╭│]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: "
 )

@@ -26,7 +26,7 @@ HEAD = 6
 LIMIT = 64
 MOVED_ON = 30
 """Lines of output after Slurm's line by which the job has begun again; a job that is being stopped prints fewer."""
-LATER_LINES = 2000
+LATER_LINES, NEIGHBOURS = 2000, 8
 KILL_WAIT = timedelta(minutes=5)
 """Time after Slurm's line after which no process of the attempt lives: more than the usual KillWait."""
 ONCE_S = 3
@@ -134,9 +134,15 @@ def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
     masked = [_mask(line.text) for line in lines]
     for i, end in enumerate(ends.job):
         after = ends.job[i + 1].number if i + 1 < len(ends.job) else None
-        if not end.whole or (after is not None and after - end.number <= 8):
+        if not end.whole:
             continue
         rest = [line for line in lines if line.number > end.number and (after is None or line.number < after)]
+        began = _began_again(rest, end)
+        if began is not None:
+            yield began
+            continue
+        if after is not None and after - end.number <= NEIGHBOURS:
+            continue  # two statements on one end
         ordinary = sum(
             1 for line in rest[:2000] if line.text != GAP and not is_aftermath(line.text) and not _is_at(line, end)
         )
@@ -144,6 +150,13 @@ def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
         again = end.state in ("REQUEUED", "PREEMPTED", "NODE_FAIL", "CANCELLED", "TIMEOUT") and _goes_on(rest, end)
         if (enough is not None and ordinary >= enough) or again or _known_begin(rest, masked, len(ends.job)):
             yield _after_slurm(rest, end.number)
+
+
+def _began_again(rest: Sequence[Line], end: JobEnd) -> int | None:
+    """Return the line by which a job that Slurm starts again says that it began again; None: there is none."""
+    if end.state not in ("REQUEUED", "PREEMPTED", "NODE_FAIL"):
+        return None
+    return next((line.number for line in rest[:LATER_LINES] if line.rank is None and says_again(line.text)), None)
 
 
 def _after_slurm(rest: Sequence[Line], number: int) -> int:

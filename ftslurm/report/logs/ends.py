@@ -99,6 +99,10 @@ _RANK_CODE = re.compile(
 _MPICH_ABORT = re.compile(r"Abort\((?P<code>\d{1,9})\) on node \d+ \(rank (?P<rank>\d{1,6}) in comm 0\): ")
 # A line of data that a program prints: "PROMPT: srun: error: ...".
 _QUOTED = re.compile(r"(?!srun|slurm)[A-Za-z_]{2,30}: (?:srun|slurmstepd): ")
+_COMPOSE = re.compile(
+    r"(?P<node>[A-Za-z][\w.-]{0,60}-\d{1,5}) exited with code (?P<code>\d{1,3})(?: \(.{1,60}\))?"
+)  # of docker
+_RANK_GIVEN = re.compile(r"(?<![A-Z_])RANK=(\d{1,6})\b")
 # Of PBS and LSF: why they ended a job.
 _BATCH_SYSTEM = re.compile(
     r"(?:=>> )?(?P<text>PBS: job killed: (?P<pbs>walltime)?.{1,200}|TERM_(?P<lsf>RUNLIMIT"
@@ -270,6 +274,9 @@ def _by_launcher(line: Line, after: str) -> End | None:
     if "Global rank " in text and (found := _COMPOSER.match(text)):
         end = _end(line, "composer", found["code"], rank=int(found["rank"]), pid=int(found["pid"]))
         return replace(end, stopped=end.signal == "SIGTERM")
+    if " exited with code " in text and (found := _COMPOSE.fullmatch(text.strip())):
+        code = int(found["code"])
+        return replace(_end(line, "compose", str(128 - code if 128 < code < 160 else code)), node=found["node"])
     if "called MPI_Abort" in text and (found := _MPICH_ABORT.match(text)):
         return _end(line, "mpirun", found["code"], rank=int(found["rank"]))
     if "noticed that process rank" in text and (found := _MPIRUN.search(f"{text} {after}")):
@@ -281,7 +288,9 @@ def _by_shell(line: Line) -> End | None:
     text = line.text.strip()
     found = _SHELL.match(text) if text[:1].isdigit() or ": line " in text else None
     if found is not None:
-        return End(line.number, "shell", text, rank=line.rank, signal=_SIGNALS[found["signal"]], pid=int(found["pid"]))
+        named = _RANK_GIVEN.search(text)
+        rank = int(named[1]) if named is not None and line.rank is None else line.rank
+        return End(line.number, "shell", text, rank=rank, signal=_SIGNALS[found["signal"]], pid=int(found["pid"]))
     found = _BARE.match(text) if len(text) < LONGEST_BARE else None
     return End(line.number, "shell", text, rank=line.rank, signal=_SIGNALS[found["signal"]]) if found else None
 

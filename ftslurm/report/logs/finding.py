@@ -47,6 +47,10 @@ _MILD = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
 _EXCERPT = re.compile(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the process that failed
 # Of NCCL's warnings of a fabric, those on this side of a connection: 12 and 13 are of a peer that does not answer.
 _OWN_NCCL = re.compile(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!1[23]\b)\d")
+_EXHAUSTED = re.compile(
+    r"(?i)\bmax(?:imum)? (?:number of )?(?:retries|attempts)|giving up|(?:retries|attempts) (?:failed|exceeded"
+    r"|exhausted)"
+)
 _SKIPPED = re.compile(r"(?i)\bskipped\b")
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
@@ -189,6 +193,8 @@ class Finder:
         """Whether the line before an exception says that its program goes on without what failed."""
         at = bisect_left(own, each.begin, key=number_of)
         if at == 0 or not was_caught(own[at - 1].text) or "Exception in thread" in own[at - 1].text:
+            return False
+        if _EXHAUSTED.search(each.headline):
             return False
         # Of what was skipped before, the last traceback of a log may be another one.
         rest = self._log.lines[bisect_right(self._log.lines, each.end, key=number_of) :]

@@ -91,14 +91,16 @@ def _stated(log: AttemptLog) -> LastResort | None:
         before = line.text.strip()
         if stated is not None:
             found.append((stated, line))
-        elif works(line.text):
+        elif works(line.text) and line.number not in log.covered:
             found.clear()  # what was stated before was survived
     if not found or ends_well(log.lines, sole=False):
         return None
     each, line = min(found, key=lambda one: (one[0].value, one[1].number))
     rank = each.rank if each.rank is not None else log.rank_of(line)
     resort = _of(log, line, rank, each.node, log.tail([*until(log.lines, line.number, 0)]))
-    return replace(resort, error=replace(resort.error, message=each.meaning)) if each.meaning else resort
+    # Of a traceback's line, the lines above it say less.
+    message = each.meaning or (each.text if line.number in log.covered else "")
+    return replace(resort, error=replace(resort.error, message=message)) if message else resort
 
 
 def _late(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:

@@ -50,6 +50,7 @@ _REMOTE = re.compile(
     r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
 )
 _HEADER = "Traceback (most recent call last):"
+_RANK_TAG = re.compile(r"\[rank[ _]?(\d{1,6})\] ")  # of a program's own logger
 _TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
 _POD = re.compile(
@@ -176,6 +177,8 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
             label = _TASK
         elif _TASK not in found and _TAG not in found and _usual(full, _TAG, limit=65536):
             label = _TAG
+        elif not found and _usual(full, _RANK_TAG, limit=65536):
+            label = _RANK_TAG
         elif not found and _usual(full, _HOST_RANK, limit=65536):
             label = _HOST_RANK
         elif _HOST not in found and _POD not in found and _usual(full, _HOST, limit=4096):
@@ -252,7 +255,7 @@ def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
         return line._replace(text=text)
     if label is _HOST_RANK:
         return line._replace(text=text, task=int(found["number"]), node=found["host"])
-    if label in (_TASK, _TAG):
+    if label in (_TASK, _TAG, _RANK_TAG):
         return line._replace(text=text, task=int(found[1]))
     named = _NAMED_RANK.fullmatch(found[1])
     return line._replace(text=text, rank=int(named[1])) if named else line._replace(text=text, node=found[1])

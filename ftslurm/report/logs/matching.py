@@ -50,6 +50,8 @@ class Matcher:
             self._bare()
         elif all(map(is_cascade, self.errors.values())):
             self._earlier_end()
+            first = min(error.order for error in self.errors.values())
+            self._not_started([each for each in found if each not in strong and each.number < first])
 
     def _is_better(self, each: Found, known: RankError) -> bool:
         """Whether a later reason of a rank replaces the known one: a rank that fails again had caught the first."""
@@ -211,11 +213,22 @@ class Matcher:
     def _match_weak(self, weak: Sequence[Found]) -> None:
         """Take a weak reason if there is no other one: the last line, or the code of an end agrees."""
         codes = {end.code for end in self._log.ends.processes if not end.stopped}
-        for each in reversed(weak):
+        # Of several at the end the first one: the others may follow from it.
+        final = [each for each in weak if isinstance(each.thing, Reason) and each.thing.final]
+        for each in (*final, *reversed(weak)):
             assert isinstance(each.thing, Reason)
             if each.thing.final or each.thing.code in codes:
                 rank = UNKNOWN if each.rank is None else each.rank
                 self.errors[rank], self.tails[rank] = error_of(self._log, each.thing, rank), each.tail
+                return
+
+    def _not_started(self, weak: Sequence[Found]) -> None:
+        """Add the process that could not be started, for which the others waited in vain."""
+        for each in weak:
+            assert isinstance(each.thing, Reason)
+            if each.thing.code in (126, 127):
+                number = min([UNKNOWN + 1, *self.errors]) - 1
+                self.errors[number], self.tails[number] = error_of(self._log, each.thing, number), each.tail
                 return
 
     def _bare(self) -> None:

@@ -11,7 +11,8 @@ from ftslurm.failures.nccl_timeout import rank_in, timeout_in
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.native import STACK, Native, native_end
 from ftslurm.report.logs.noise import is_aftermath
-from ftslurm.report.logs.tracebacks import TAGGED_RANK
+from ftslurm.report.logs.success import works
+from ftslurm.report.logs.tracebacks import HEADER, TAGGED_RANK
 
 STRONG, WEAK = "strong", "weak"
 
@@ -59,6 +60,10 @@ _CONTAINER = re.compile(
     r"|^docker: (?P<docker>Error response from daemon.{0,300})"
     r"|error: (?P<spank>spank: required plugin .{0,200})"
 )
+_OF_SHELL = re.compile(
+    r"\S{1,300}: line \d+: .{1,400}: (?:command not found|No such file or directory|Permission denied)$"
+)
+_LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$")
 _CHDIR = re.compile(
     r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
 )
@@ -121,7 +126,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
 )  # fmt: skip
 # Nearly all lines are none: one search for each.
 _MAYBE = re.compile(
-    r"rror|ERROR: |sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to"
+    r"rror|ERROR: |Lmod has|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to"
     r"|can't |No module"
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't"
@@ -144,6 +149,14 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
             continue
         if text.startswith(("usage: ", "Usage: ")):
             usage = i
+            continue
+        if (match := _LMOD.match(text)) is not None:
+            more = lines[i + 1].text.strip() if i + 1 < len(lines) else ""
+            later = any(
+                works(line.text) or HEADER in line.text or _OF_SHELL.match(line.text) for line in lines[i + 1 :]
+            )
+            message = f"{match['text']} {more}"
+            found.append(Reason(line.number, "exit", 1, None, message, WEAK, line, final=not later))
             continue
         by_signal = _by_signal(lines, i, found)
         if by_signal is not None:
@@ -239,7 +252,8 @@ def _tidy(text: str) -> str:
 
 
 def _final(lines: Sequence[Line], i: int) -> bool:
-    return all(line.text != GAP and is_aftermath(line.text) for line in lines[i + 1 : i + 200])
+    rest = lines[i + 1 : i + 200]
+    return all(line.text != GAP and (is_aftermath(line.text) or _OF_SHELL.match(line.text)) for line in rest)
 
 
 def _without_repeats(found: list[Reason], ended: Sequence[int]) -> list[Reason]:

@@ -22,7 +22,8 @@ _ONLY_A_PART = re.compile(
 _AGAIN = re.compile(
     r"(?i)\b(?:resum(?:ing|ed)|restor(?:ing|ed)|restart(?:ing|ed)|continuing|starting) (?:\w+ ){0,3}"
     r"(?:from|at|training)\b"
-    r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\brestart (?:count|number|#)"
+    r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\bSLURM_RESTART_COUNT\W{0,2}[1-9]"
+    r"|\brestarted by\b|\brestart (?:count|number|#)"
 )
 _TRAINED = re.compile(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
 _WORKS = re.compile(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")

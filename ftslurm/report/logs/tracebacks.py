@@ -161,8 +161,14 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         rank,
         caught,
         spawned=spawned is not None,
-        ignored=found.ignored or any(_OF_WARNING.match(line.text) for line in lines[found.end : found.end + 3]),
+        ignored=found.ignored or _is_of_warning([line.text for line in lines[found.end : found.end + 3]]),
     )
+
+
+def _is_of_warning(after: Sequence[str]) -> bool:
+    """Whether a traceback is a warning's text, whose source follows; another warning begins with its own line."""
+    first = next((text for text in after if text.strip()), "")
+    return _OF_WARNING.match(first) is not None
 
 
 def _with_cut_callers(exception: ExceptionRecord, after: Sequence[str]) -> ExceptionRecord:
