@@ -62,6 +62,10 @@ def _behind_exit(exception: ExceptionRecord) -> ExceptionRecord | None:
 
 def _referred_to(exception: ExceptionRecord) -> ExceptionRecord | None:
     """Return the cause to which a message refers for the reason: ``See inner exception for details.``"""
+    if exception.cause is not None and exception.message == "generator raised StopIteration":
+        # Of a generator's own code, which the frames of the exception do not reach.
+        frames = (*exception.frames, *exception.cause.frames)
+        return replace(exception, frames=frames, cause=None, raised_again=exception.raised_again)
     if exception.cause is None or _REFERS.search(exception.message) is None:
         return None
     return replace(exception.cause, raised_again=exception.cause.raised_again or exception.type)

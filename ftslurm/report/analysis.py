@@ -123,7 +123,7 @@ def analyse(
         "failed": failed_ranks(chosen) if every and chosen is not None else None,
         "missing": missing(snapshot) if status in ("failed", "unfinished") else [],
         "skipped_rounds": snapshot.skipped_rounds,
-        "notes": [*snapshot.notes, *_swallowed(status, rounds)],
+        "notes": [*snapshot.notes, *_swallowed(snapshot, status, rounds)],
         "problems": [{"file": p.file, "reason": p.reason} for p in snapshot.problems],
     }
     report["summary"] = summary(report)
@@ -146,8 +146,12 @@ def _run(snapshot: Snapshot) -> Dict:
     }
 
 
-def _swallowed(status: str, rounds: Sequence[RoundVerdict]) -> list[str]:
-    text = swallowed(rounds[-1].files) if status == "succeeded" and rounds else ""
+def _swallowed(snapshot: Snapshot, status: str, rounds: Sequence[RoundVerdict]) -> list[str]:
+    newest = snapshot.attempt
+    # The exit code of a Python script is its own; a shell script's may be another program's.
+    program = newest.command[:2] if newest is not None else ()
+    script = "-m" in program or any(word.endswith(".py") for word in program)
+    text = swallowed(rounds[-1].files) if status == "succeeded" and rounds and not script else ""
     return [text] if text else []
 
 

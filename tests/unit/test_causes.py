@@ -579,3 +579,10 @@ def test_any_evidence_gets_a_row_and_a_text() -> None:
         row, found = find(evidence)
         assert describe(evidence, row, found)
         assert all(lines(evidence, row, found))
+
+
+def test_a_file_lock_that_is_held_is_no_lack_of_processes() -> None:
+    evidence = raised("BlockingIOError", "[Errno 11] Resource temporarily unavailable")
+    locked = replace(evidence, frames=(Frame("train.py", 8, "lock", "fcntl.flock(file, LOCK_EX | LOCK_NB)"),))
+    forked = replace(evidence, frames=(Frame("/usr/lib/python3.11/subprocess.py", 9, "_execute_child", "fork_exec("),))
+    assert (classify(locked).name, classify(forked).name) == ("exception", "process-limit")

@@ -490,3 +490,11 @@ def test_the_end_of_a_long_first_line_is_kept() -> None:
     text = first_line("values: " + "0.1, " * 5000 + "first bad index 19731\nmore")
     assert text.startswith("values: 0.1, ") and text.endswith("first bad index 19731")
     assert len(text) < 1100
+
+
+def test_a_generator_whose_iterator_ended_is_shown_at_its_own_line() -> None:
+    ended = ExceptionRecord("StopIteration", "", "", frames=(Frame("data.py", 9, "pack", "buffer.append(next(rows))"),))
+    outer = ExceptionRecord(
+        "RuntimeError", "", "generator raised StopIteration", frames=(Frame("train.py", 15, "<module>"),), cause=ended
+    )
+    assert [frame.place for frame in reason(outer).frames] == ["train.py:15 in <module>", "data.py:9 in pack"]

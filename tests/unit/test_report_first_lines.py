@@ -129,8 +129,11 @@ FINALIZER = SWALLOWED.replace("<module>", "_exitfunc").replace("Traceback", "[ra
 BROKEN = SWALLOWED.replace("KeyError: 'image'", f"RuntimeError: {LATE}")
 
 
-def succeeded(run: RunBuilder, *, written_s: float = 0.0) -> tuple[dict[str, Any], str]:
+def succeeded(
+    run: RunBuilder, *, written_s: float = 0.0, command: tuple[str, ...] = ("bash", "train.sh")
+) -> tuple[dict[str, Any], str]:
     """Report a run that succeeded; its outputs were written so many seconds before its end."""
+    run.attempts[-1]["command"] = list(command)
     path = run.succeed().close("succeeded", "").write()
     for log in path.rglob("*.log"):
         os.utime(log, ns=(run.now_ns, run.now_ns - int(written_s * 1e9)))
@@ -158,6 +161,12 @@ def test_a_run_that_succeeded_is_not_told_of_what_its_ranks_survived(
 ) -> None:
     report, text = succeeded(RunBuilder(tmp_path).round().log(2, output), written_s=written_s)
     assert (report["notes"], "no failure" in text) == ([], True)
+
+
+@pytest.mark.parametrize("command", [("/usr/bin/python3", "train.py"), ("train.py",), ("-m", "train")])
+def test_a_traceback_that_a_python_script_survived_is_not_mentioned(tmp_path: Path, command: tuple[str, ...]) -> None:
+    report, _ = succeeded(RunBuilder(tmp_path).round().log(2, SWALLOWED), command=command)
+    assert report["notes"] == []
 
 
 def test_of_a_large_run_that_succeeded_no_output_is_read(tmp_path: Path) -> None:

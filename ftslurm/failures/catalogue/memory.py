@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ftslurm.failures.catalogue.cause import PRIMARY, Cause
+from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.predicates import at_end, either, ended, exception, loader_gone, os_error, signal, tail
 from ftslurm.failures.retryability import PERHAPS
 from ftslurm.records.error import HOST, LIMIT, UNKNOWN
@@ -31,6 +32,16 @@ _REFUSED = either(
     ),
     os_error(12),
 )
+
+
+def _no_process(e: Evidence) -> bool:
+    """Match a process or thread that could not be started: of a lock or a socket, the number means that it is taken."""
+    starts = ("fork", "popen", "_execute_child", "_start_new_thread", "start", "spawn")
+    innermost = e.frames[-1].function.lower().strip("_") if e.frames else ""
+    source = (e.frames[-1].source or "") if e.frames else ""
+    return os_error(11)(e) and (
+        not e.frames or any(each.strip("_") in f"{innermost} {source.lower()}" for each in starts)
+    )
 
 
 ROWS: tuple[Cause, ...] = (
@@ -95,7 +106,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("process-limit", "no more processes or threads", PRIMARY,
           either(exception("RuntimeError", text=r"can't start new thread|pthread_create|[Tt]hread creation failed"
                            r"|\bResource temporarily unavailable"),
-                 tail("SIGSEGV", _NO_THREAD), at_end(_NO_THREAD_LINE), os_error(11)),
+                 tail("SIGSEGV", _NO_THREAD), at_end(_NO_THREAD_LINE), _no_process),
           "Fewer threads (OMP_NUM_THREADS) or loader workers; see ulimit -u and the cgroup's pids.max.",
           not_for="host memory that ran out"),
     Cause("open-files", "too many open files", PRIMARY,
