@@ -67,6 +67,7 @@ _ADVICE = re.compile(
     r"|Use|Note|Make sure|If you|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
     r"|is (?:usually|typically|often|likely))|It (?:may|might|could)|Did you|Are you|Perhaps|Maybe"
     r"|Hint)\b"
+    r"|[^.]{0,80}\b(?:can|could|may|might|should) be (?:set|used|changed|passed|fixed|avoided|enabled|disabled)\b"
 )
 _INTRODUCES = (":", "(", "[", "{")
 _POSITION = re.compile(r"\s+(in|at|near|from) \S.{0,200}\bline \d")

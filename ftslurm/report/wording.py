@@ -45,6 +45,7 @@ _SECOND = re.compile(
 _SHAPE = re.compile(r"\btorch\.Size\((\[[\d, ]*\])\)")
 _LONG_PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@=~-]{1,80}){3,40}/([\w.+@=~-]{1,120})(?![\w/])")
 _SENTENCE_ENDS = re.compile(r"(?<=[a-z0-9'\"`)\]][.!;])\s+(?=[A-Z])")
+_REQUIRED_BY = re.compile(r" \(required by [^()]{1,400}\)")  # of the dynamic linker
 _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\]:? ?")
 
 
@@ -58,8 +59,8 @@ def brief(text: str) -> str:
 
 
 def with_short_paths(text: str) -> str:
-    """Return a text whose long paths have no more than their last parts, for a line that has no room for them."""
-    return _LONG_PATH.sub(r".../\1", text)
+    """Return a text whose long paths have no more than their last parts, for a line that has no room for more."""
+    return _LONG_PATH.sub(r".../\1", _REQUIRED_BY.sub("", text))
 
 
 def by_sentences(text: str, room: int) -> str:

@@ -26,6 +26,7 @@ from ftslurm.report.logs.tracebacks import Raised, crashes, is_logged_error, nam
 
 CLOSING_LINES = 15
 """Lines that a program may print between the traceback that ends it and its end."""
+CHILD_LINES = 3
 BEFORE_OTHERS = 40
 """Lines of other ranks between a traceback and the moment at which they notice the end of its process."""
 SILENT_LINES = 100
@@ -86,7 +87,9 @@ class Finder:
                 if each.ignored or self._by_launcher(each) or self._is_reaction(each):
                     continue
                 of = rank if rank is not None or (each.spawned and self._log.is_nested()) else each.rank
-                one = Found(each.begin, of, each, self._log.tail(until(own, each.end, 20), each.numbers))
+                tail = self._log.tail(until(own, each.end, 20), each.numbers)
+                above = self._printed_above(each) if rank is not None else ""
+                one = Found(each.begin, of, each, f"{above}{tail}")
                 fate = self._fate(each, own, of)
                 if not fate and rank is None and of is not None and not each.logged:
                     # Its message names a rank, whose end the log may not state.
@@ -113,6 +116,18 @@ class Finder:
                 all_of_them.append(Found(other.number, rank, other, self._log.tail(until(whole, other.number, 30))))
         all_of_them = _without_copies([*all_of_them, *self._earlier(all_of_them, doubtful)])
         return sorted(self._without_superseded(self._without_caught(all_of_them)), key=lambda each: each.number)
+
+    def _printed_above(self, each: Raised) -> str:
+        """Return the unlabelled lines directly above a labelled CalledProcessError: the child's own output."""
+        if reason(each.exception).type != "CalledProcessError":
+            return ""
+        at = bisect_left(self._log.lines, each.begin, key=number_of)
+        lines: list[str] = []
+        for line in reversed(self._log.lines[max(0, at - CHILD_LINES) : at]):
+            if line.rank is not None or line.number in self._log.covered or not line.text.strip():
+                break
+            lines.insert(0, line.text)
+        return "".join(f"{text}\n" for text in lines)
 
     def _by_launcher(self, each: Raised) -> bool:
         """Whether a launcher raised it because of its child, or of a signal to itself."""

@@ -87,8 +87,8 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
      "exit", 1, "{m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: (?P<m>No module named \S{1,200})$"), "exit", 1,
      "ModuleNotFoundError: {m}", STRONG),
-    (re.compile(r"(?P<m>\S{1,200}: error while loading shared libraries: .{1,300})"), "exit", 127, "cannot start {m}",
-     STRONG),
+    (re.compile(r"(?:\S{0,300}/)?(?P<m>[^/\s]{1,80}): error while loading shared libraries: (?P<library>.{1,300})"),
+     "exit", 127, "cannot start {m}: {library}", STRONG),
     (re.compile(r"(?P<m>\S{1,200}: symbol lookup error: .{1,300})"), "exit", 127, "cannot start {m}", STRONG),
     (re.compile(r"^(?P<m>(?:\S{0,200}/)?(?:env|nohup|timeout|nice|stdbuf|setsid|taskset|numactl|ionice): "
                 r"(?:failed to (?:run command|execute) )?[\u2018'\"].{1,300}[\u2019'\"]: "
