@@ -100,7 +100,7 @@ _ORDERED = tuple(
     )
 )
 _MEANING = {
-    "recvValue failed": "the store's host closed its connection to it: see rank 0's node",
+    **dict.fromkeys(("recv", "send"), "the store's host closed its connection to it: see rank 0's node"),
     "Heartbeat monitor": "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked",
     "ProcessGroupNCCL's watchdog": "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked",
     "Sending process": "torchrun stopped its ranks; the failure or the signal before is not in the log",

@@ -27,8 +27,9 @@ from ftslurm.report.logs.tracebacks import HEADER, names_rank, was_caught
 
 OF_LAUNCHER = "the log ends within the launcher's own traceback; what failed is not in it"
 ERROR_LINES, NEIGHBOURS, AFTER_ERROR = 60, 4, 6
-INTRODUCTION = 12
 """Lines at the end in which words of a failure are sought; between two of these; of other kinds after the last one."""
+INTRODUCTION = 12
+"""Lines above a traceback that introduce it, so that their words are not a failure of their own."""
 _IN_WORDS = re.compile(
     r"(?i)\b(?:error|err|fatal|failed|failure|failing|fails|exception|abort(?:ed|ing)?|panic|cannot|could not"
     r"|couldn't|can't"
