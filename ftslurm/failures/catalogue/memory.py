@@ -36,12 +36,12 @@ _REFUSED = either(
 
 def _no_process(e: Evidence) -> bool:
     """Match a process or thread that could not be started: of a lock or a socket, the number means that it is taken."""
-    starts = ("fork", "popen", "_execute_child", "_start_new_thread", "start", "spawn")
-    innermost = e.frames[-1].function.lower().strip("_") if e.frames else ""
-    source = (e.frames[-1].source or "") if e.frames else ""
-    return os_error(11)(e) and (
-        not e.frames or any(each.strip("_") in f"{innermost} {source.lower()}" for each in starts)
-    )
+    if not os_error(11)(e):
+        return False
+    if not e.frames:
+        return True
+    innermost = f"{e.frames[-1].function} {e.frames[-1].source or ''}".lower()
+    return any(each in innermost for each in ("fork", "popen", "execute_child", "start", "spawn"))
 
 
 ROWS: tuple[Cause, ...] = (
