@@ -1,7 +1,7 @@
 """What an agent's loop does to its node and learns from it: the only door between the loop and the world.
 
 A node's agent implements it by processes, pipes and threads (`ftslurm.agent.node_effects`), the simulator by virtual
-time and scripted workers (`ftslurm.testing.simulation.agent`).
+time and scripted workers (`scripts/simulation/agent.py`).
 """
 
 from __future__ import annotations

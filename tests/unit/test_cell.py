@@ -9,12 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from simulation.filesystem import CachingClient, ClientCache
 
 from ftslurm.records.codec import BadFile, NewerFormat
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Generation, Versioned, read_generation
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.testing.memoryfs import AFTER, BEFORE, Crash, MemoryFileSystem, Operation
-from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
 
 STATE = "/run/state"
 

@@ -7,6 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from simulation import stopping as simulated_stops
+from simulation.cluster import ClusterOptions
+from simulation.coroutine import get_coroutine
+from simulation.faults import WEIGHTS
+from simulation.filesystem import STALE_S, CachingClient, ClientCache
+from simulation.run import Failed, main, simulate, simulate_many
 
 from ftslurm.agent.courier import Courier
 from ftslurm.agent.local_round import LocalRound
@@ -25,12 +31,6 @@ from ftslurm.rendezvous.member import Member
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
-from ftslurm.testing.simulation import stopping as simulated_stops
-from ftslurm.testing.simulation.cluster import ClusterOptions
-from ftslurm.testing.simulation.coroutine import get_coroutine
-from ftslurm.testing.simulation.faults import WEIGHTS
-from ftslurm.testing.simulation.filesystem import STALE_S, CachingClient, ClientCache
-from ftslurm.testing.simulation.run import Failed, main, simulate, simulate_many
 
 # Kinds that need others: a node returns once it is gone.
 COMPANY = {"node returns": ("agent killed",), "other options": ("agent killed",), "lost reply: link": ("rank exits",)}

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from ftslurm.rendezvous.observation import RunSpec
 from ftslurm.testing.memoryfs import AFTER, BEFORE, Operation
-from ftslurm.testing.simulation import faults
-from ftslurm.testing.simulation.agent import VirtualAgent
-from ftslurm.testing.simulation.faults import Armed, Outage
-from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
+from simulation import faults
+from simulation.agent import VirtualAgent
+from simulation.faults import Armed, Outage
+from simulation.filesystem import CachingClient, ClientCache
 
 if TYPE_CHECKING:
-    from ftslurm.testing.simulation.cluster import Cluster
+    from simulation.cluster import Cluster
 
 EXCUSE_S = 30.0
 """Time for which a fault excuses a later silence, in seconds."""

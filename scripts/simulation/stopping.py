@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ftslurm.dataclasses import dataclass
 from ftslurm.monitor.stop_page import WAIT_S, StopPage, vote
 from ftslurm.records.stop import ANY_STEP, Stop, StopVote
-from ftslurm.testing.simulation.host import Host, VirtualWorker
+from simulation.host import Host, VirtualWorker
 
 
 @dataclass

@@ -11,7 +11,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.records.node import NodeRecord
 
 if TYPE_CHECKING:
-    from ftslurm.testing.simulation.faulty_agent import FaultyAgent, VirtualNode
+    from simulation.faulty_agent import FaultyAgent, VirtualNode
 
 LATE, LATEST_S = 0.05, 5.0
 """Fraction of the datagrams that are late, and by how much at most, in seconds; they arrive out of order."""

@@ -12,11 +12,11 @@ from ftslurm.records.state import EXIT_DO_NOT_REQUEUE
 from ftslurm.records.stop import StopFile
 from ftslurm.sharedfs.publish import publish
 from ftslurm.testing.memoryfs import Crash, Operation
-from ftslurm.testing.simulation import faults
-from ftslurm.testing.simulation.agent import VirtualAgent
-from ftslurm.testing.simulation.cluster import RUN, Cluster
-from ftslurm.testing.simulation.faults import STOP_SIGNALS, WEIGHTS
-from ftslurm.testing.simulation.faulty_agent import FaultyAgent, VirtualAttempt
+from simulation import faults
+from simulation.agent import VirtualAgent
+from simulation.cluster import RUN, Cluster
+from simulation.faults import STOP_SIGNALS, WEIGHTS
+from simulation.faulty_agent import FaultyAgent, VirtualAttempt
 
 FAULTS_OF_CALLS = tuple(kind for kind in WEIGHTS if kind.startswith("lost reply")) + (
     "call refused",

@@ -6,10 +6,10 @@ import random
 from functools import partial
 
 from ftslurm.records.state import RUNNING, SUCCEEDED
-from ftslurm.testing.simulation.cluster import Cluster
-from ftslurm.testing.simulation.fault_injector import FaultInjector
-from ftslurm.testing.simulation.faulty_agent import VirtualAttempt
-from ftslurm.testing.simulation.invariants import check
+from simulation.cluster import Cluster
+from simulation.fault_injector import FaultInjector
+from simulation.faulty_agent import VirtualAttempt
+from simulation.invariants import check
 
 CALM_S = 45.0
 """Time after the last fault until everything has settled, in seconds."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.testing.memoryfs import AFTER, BEFORE, DURING, Crash, Operation
-from ftslurm.testing.simulation.agent import VirtualAgent
-from ftslurm.testing.simulation.host import NEVER, VirtualWorker
+from simulation.agent import VirtualAgent
+from simulation.host import NEVER, VirtualWorker
 
 SMALL_S = 2.0
 """Limit of a slow call, in seconds: a longer one may make a node lost."""

@@ -12,8 +12,8 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.sharedfs.commits import Commits
 
 if TYPE_CHECKING:
-    from ftslurm.testing.simulation.agent import VirtualAgent
-    from ftslurm.testing.simulation.stopping import Training
+    from simulation.agent import VirtualAgent
+    from simulation.stopping import Training
 
 NEVER = float("inf")
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from ftslurm.testing.clock import START_NS
 from ftslurm.testing.memoryfs import Crash
-from ftslurm.testing.simulation.coroutine import Coroutine, get_coroutine
-from ftslurm.testing.simulation.courier import LATE_S, Alarm, VirtualCourier
-from ftslurm.testing.simulation.host import Host
+from simulation.coroutine import Coroutine, get_coroutine
+from simulation.courier import LATE_S, Alarm, VirtualCourier
+from simulation.host import Host
 
 
 class VirtualProcess:

@@ -7,7 +7,7 @@ from functools import partial
 
 from ftslurm.agent.courier import Courier
 from ftslurm.rendezvous.member import Member
-from ftslurm.testing.simulation.host import NEVER, Host
+from simulation.host import NEVER, Host
 
 LATE_S = 1e-6
 """An alarm rings so much later than requested, in seconds: the sum of two times is not exact."""

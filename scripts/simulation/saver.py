@@ -13,9 +13,9 @@ from ftslurm.sharedfs.commits import Commits, temporary_of
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import remove_temporary
 from ftslurm.sharedfs.rundir import RunDirectory
-from ftslurm.testing.simulation.agent import VirtualAgent
-from ftslurm.testing.simulation.host import Host, VirtualWorker
-from ftslurm.testing.simulation.invariants import Ledger
+from simulation.agent import VirtualAgent
+from simulation.host import Host, VirtualWorker
+from simulation.invariants import Ledger
 
 TARGET = "/data/last.pt"
 FREEZE_CHANCE = 0.1

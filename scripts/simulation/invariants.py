@@ -10,7 +10,7 @@ from ftslurm.agent.actions import Assignment
 from ftslurm.dataclasses import dataclass
 from ftslurm.records.state import CLOSED, RUNNING, STOPPED, UNREACHABLE, Closed, Lease, LostNode, State
 from ftslurm.sharedfs.cell import KEPT
-from ftslurm.testing.simulation.agent import VirtualAgent
+from simulation.agent import VirtualAgent
 
 
 class Broken(BaseException):

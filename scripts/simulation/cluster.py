@@ -25,16 +25,16 @@ from ftslurm.sharedfs.commits import Commits
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.testing.memoryfs import MemoryFileSystem, Operation
-from ftslurm.testing.simulation import faults
-from ftslurm.testing.simulation.agent import VirtualAgent
-from ftslurm.testing.simulation.faults import Outage
-from ftslurm.testing.simulation.faulty_agent import FaultyAgent, VirtualAttempt, VirtualNode
-from ftslurm.testing.simulation.filesystem import CachingClient, ClientCache
-from ftslurm.testing.simulation.host import Host, VirtualWorker
-from ftslurm.testing.simulation.invariants import AgentStatus, Broken, Ledger, check
-from ftslurm.testing.simulation.network import Network, VirtualChannel
-from ftslurm.testing.simulation.saver import TARGET, Saver
-from ftslurm.testing.simulation.stopping import Training
+from simulation import faults
+from simulation.agent import VirtualAgent
+from simulation.faults import Outage
+from simulation.faulty_agent import FaultyAgent, VirtualAttempt, VirtualNode
+from simulation.filesystem import CachingClient, ClientCache
+from simulation.host import Host, VirtualWorker
+from simulation.invariants import AgentStatus, Broken, Ledger, check
+from simulation.network import Network, VirtualChannel
+from simulation.saver import TARGET, Saver
+from simulation.stopping import Training
 
 RUN = RunDirectory("/runs/r")
 TIMING = Timing(node_timeout_s=8.0, join_timeout_s=60.0, last_call_s=4.0, rejoin=NEXT_ROUND)

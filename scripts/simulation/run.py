@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.testing.simulation.cluster import Cluster, ClusterOptions
-from ftslurm.testing.simulation.faults import WEIGHTS
-from ftslurm.testing.simulation.invariants import Broken
-from ftslurm.testing.simulation.scenario import Scenario
+from simulation.cluster import Cluster, ClusterOptions
+from simulation.faults import WEIGHTS
+from simulation.invariants import Broken
+from simulation.scenario import Scenario
 
 
 @dataclass

@@ -28,10 +28,10 @@ from ftslurm.rendezvous.member import Member
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.terminal import INFO
 from ftslurm.testing.memoryfs import MemoryFileSystem
-from ftslurm.testing.simulation.courier import LATE_S, VirtualCourier
-from ftslurm.testing.simulation.host import NEVER, Host, VirtualWorker
-from ftslurm.testing.simulation.process import VirtualProcess
-from ftslurm.testing.simulation.stopping import VirtualStops
+from simulation.courier import LATE_S, VirtualCourier
+from simulation.host import NEVER, Host, VirtualWorker
+from simulation.process import VirtualProcess
+from simulation.stopping import VirtualStops
 
 FINISH_S = 10.0
 STORAGE_S = 60.0
