@@ -946,6 +946,14 @@ TEXTS["two agents on one machine"] = (
     + TABLE_OF.format(second=2, rank=1, pid=8),
     "rank 3 on n1: ValueError: bad batch 42",
 )
+TEXTS["no label, but torchrun noticed one rank before the other"] = (
+    TB + GLOO + TABLE_OF.format(second=2, rank=0, pid=8) + TABLE_OF.format(second=1, rank=1, pid=7),
+    "rank 1 on n1: ValueError: bad batch 42",
+)
+TEXTS["no label, and torchrun noticed both ranks at once"] = (
+    TB + GLOO + TABLE_OF.format(second=1, rank=0, pid=8) + TABLE_OF.format(second=1, rank=1, pid=7),
+    "some rank: ValueError: bad batch 42",
+)
 TEXTS["a place is not cut"] = (
     r"""W0820 12:01:22.981000 22922 torch/distributed/run.py:779] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default
 using world size: 16, data-parallel size: 1, context-parallel size: 1 tensor-model-parallel size: 16, pipeline-model-parallel size: 1 

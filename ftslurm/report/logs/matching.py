@@ -12,10 +12,13 @@ from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, is_cascade, of_end, with_end, with_first, with_quote
 from ftslurm.report.logs.reasons import Reason
+from ftslurm.report.logs.table import seconds_between
 from ftslurm.report.logs.tracebacks import Raised
 
 _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 """Signals that nothing sends to end a job in order."""
+CLOCK_DOUBT_S = 2
+"""Between the clocks of two nodes."""
 
 
 class Matcher:
@@ -130,12 +133,16 @@ class Matcher:
     def _before_the_others(
         self, unnamed: Sequence[Found], primary: Sequence[Found], ends: Mapping[int, End]
     ) -> int | None:
-        """Return the only rank that ended between the only exception with a reason of its own and all that follow."""
+        """Return the rank of the only exception with a reason of its own, from which the others follow.
+
+        It is the only one that ended before these appear, or that torchrun noticed before the others.
+        """
         following = [each.number for each in unnamed if each not in primary]
         if len(primary) != 1 or not following or kind_of(primary[0].thing) == "signal":
             return None
         begin, end = last_line_of(primary[0].thing), min(following)
         between = [rank for rank, each in ends.items() if begin < each.number < end]
+        between = between or _noticed_first(ends)
         return between[0] if len(between) == 1 and len(ends) > 1 else None
 
     def _is_of_aborted(self, each: Found) -> bool:
@@ -252,6 +259,19 @@ class Matcher:
     def _follows(self, each: Found) -> bool:
         """Whether its cause is a consequence of another rank's end."""
         return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def _noticed_first(ends: Mapping[int, End]) -> list[int]:
+    """Return the ranks whose ends torchrun noticed before all others, beyond doubt of the nodes' clocks."""
+    return [
+        rank
+        for rank, end in ends.items()
+        if all(
+            seconds_between(end.at, other.at) >= (1 if other.node == end.node else CLOCK_DOUBT_S)
+            for other in ends.values()
+            if other is not end
+        )
+    ]
 
 
 def was_survived(log: AttemptLog, end: End) -> bool:
