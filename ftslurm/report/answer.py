@@ -1,0 +1,185 @@
+"""A failure in the first lines of the report: the answer, its place and time, and what qualifies it (pure)."""
+
+from __future__ import annotations
+
+from ftslurm.failures.causes import CASCADE
+from ftslurm.report.wording import (
+    WORKER_KINDS,
+    Json,
+    Style,
+    by_sentences,
+    finding,
+    first_of,
+    follows,
+    moment,
+    place,
+    shortened,
+    subject,
+    those_ranks,
+    verdict,
+    what,
+    with_short_paths,
+)
+from ftslurm.text import cut_middle, duration, first_line, plural, safe
+
+SAME_TIME_SHOWN = 3
+UNTOLD = ("exception", "system-exit", "exit", "signal", "missing-file", "permission", "interrupt", "import-error")
+"""Causes whose titles repeat the message."""
+ANSWER_LINES = 3
+"""Lines before that of the exit code."""
+SOURCE = "ftslurm"
+"""Of a report on a run of ftslurm's, not on logs."""
+
+
+def answer(report: Json, cause: Json, title: str, style: Style, ending: list[str]) -> list[str]:
+    """The title, place and time, and what qualifies them; the ending is in line four at the latest.
+
+    A verdict by the records of collectives has a further line: its calls and ranks are of no use without its middle.
+    """
+    silent = cause["overshadowed"]
+    most = 3 if cause["hang"] is not None and cause["hang"]["verdict"].startswith("collectives") else 2
+    lines = style.title(title, f": {_short_verdict(cause, style.width - len(title) - 2, style.width)}", "red", most)
+    if silent:
+        # Line two is the node's, so that the failure has one line.
+        short = style.line(style.joined(lines)).strip() if len(lines) > 1 else lines[0]
+        lines = [short, *style.wrapped(safe(silent))[:1]]
+    lines += _fitted_place(cause, style, _moment(report, cause), max(1, ANSWER_LINES - len(lines)))
+    doubts = doubt_lines(report, cause, style)
+    before = doubts[:1] if doubts and len(lines) + len(doubts[0]) <= ANSWER_LINES else []
+    rest = doubts[len(before) :]
+    return [*lines, *(line for each in before for line in each), *ending, *(line for each in rest for line in each)]
+
+
+def _fitted_place(cause: Json, style: Style, when: str, room: int) -> list[str]:
+    """Return the lines on the place and time; what does not fit into `room` lines is left out, file and line last."""
+    # Who noticed it first is also in the list of ranks.
+    for variant in (
+        cause,
+        {**cause, "alike": None},
+        {**cause, "alike": None, "where": _shortened_file(cause["where"])},
+    ):
+        lines = place_lines(variant, style, when)
+        if len(lines) <= room:
+            return lines
+    return ["  " + cut_middle(style.joined(lines), style.width - 2)]
+
+
+def _shortened_file(where: Json | None) -> Json | None:
+    if where is None or where["shown"].count("/") < 3:
+        return where
+    return {**where, "shown": f".../{'/'.join(where['shown'].split('/')[-2:])}"}
+
+
+def _short_verdict(cause: Json, limit: int, width: int) -> str:
+    """Return the verdict within a width; a long message must not displace the cause's title."""
+    text = verdict(cause)
+    if cause["role"] == CASCADE and len(text) > limit:
+        # The message has no more than the title: that a connection broke.
+        return f"{subject(cause)}: {cause['title']}{follows(cause)}"
+    room = limit + width - 8  # of the second line, for its indent and word wrapping
+    told = what(cause)
+    if len(text) > room:
+        text, told = (by_sentences(with_short_paths(each), room) for each in (text, told))
+    fits = len(text) <= room
+    if fits or not of_rank(cause) or cause["hang"] is not None or cause["cause"] in UNTOLD:
+        return text
+    head = f"{subject(cause)}: {cause['title']}: "
+    if text.lower().startswith(head.lower()):
+        room = max(room - len(head), width // 2)
+        return f"{text[: len(head)]}{cut_middle(text[len(head) :], room)}"
+    shown = shortened(text, room)
+    return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({told})"
+
+
+def of_rank(failure: Json) -> bool:
+    """Return whether a failure is of a rank, known or not, and not of a node or an agent."""
+    return failure["rank"] is not None or failure["kind"] in WORKER_KINDS
+
+
+def _moment(report: Json, failure: Json) -> str:
+    """When a failure was; in logs only which attempt, if there are several."""
+    if report["source"] == SOURCE:
+        return moment(failure)
+    return f"in attempt {failure['round']}" if len(report["rounds"]) > 1 else ""
+
+
+def place_lines(failure: Json, style: Style, when: str | None = None) -> list[str]:
+    """Return the lines on where and when it was, by default at which step and in which round."""
+    where = place(failure) if failure["hang"] is None else ""
+    when = moment(failure) if when is None else when
+    line = ", ".join(
+        part for part in (f"at {where}" if where else "", when.removeprefix("in ") if where else when) if part
+    )
+    raised = failure["raised_in"]
+    if failure["rank"] is None and failure["ranks"]:
+        line += f"; it had {those_ranks(failure['ranks'])}"
+    elif failure["alike"] is not None:
+        line += f"{'; ' if line else ''}first noticed: {first_of(failure)}"
+    elif failure["hang"] is not None:
+        line = _noticed(failure, failure["hang"], style.width - 2)
+    elif raised is not None:
+        at = f" (raised in {_short(safe(raised['shown']))}:{raised['line']})"
+        # In line three there is room for no more.
+        line += at if len(line) + len(at) + 2 <= style.width else ""
+    return style.wrapped(line)
+
+
+def _noticed(failure: Json, hang: Json, room: int) -> str:
+    """Which rank's time-out expired; before that, where the rank is of which the first line names the call."""
+    message = first_line(hang["message"])
+    # A time-out of another rank's is no reproach.
+    its_own = hang["rank"] == failure["rank"]
+    rank = f"rank {hang['rank']} on {safe(hang['node'])}" if its_own else f"noticed by rank {hang['rank']}"
+    if not hang["where"]:
+        return f"{moment(failure)}; {rank}: {message}"
+    where = f"{safe(hang['where'])}; {moment(failure)}"
+    message = message.removesuffix(")").rpartition(" (")[0] or message
+    told = f"{where}; {rank}: {message}"
+    # The first line names a rank whose own time-out it was.
+    return told if len(told) <= room else f"{where}; {message if its_own else rank}"
+
+
+def _short(path: str) -> str:
+    """``torch/.../signal_handling.py``: the package of a file and its name."""
+    parts = path.split("/")
+    if path.startswith("/"):
+        return parts[-1]
+    return path if len(parts) < 4 else f"{parts[0]}/.../{parts[-1]}"
+
+
+def doubt_lines(report: Json, failure: Json, style: Style) -> list[list[str]]:
+    """Qualifications of the headline: what a cascade follows from, simultaneous failures."""
+    entry = round_of(report, failure)
+    if entry is None or failure["kind"] == "health-check":
+        return []
+    found = [style.wrapped(safe(remark)) for remark in failure["remarks"]]
+    same = entry["same_time"]
+    found += [style.wrapped(_qualifications(other)) for other in same[:SAME_TIME_SHOWN]]
+    if len(same) > SAME_TIME_SHOWN:
+        found.append(style.wrapped(f"and {plural(len(same) - SAME_TIME_SHOWN, 'more node')}"))
+    if failure["role"] == CASCADE or failure["hang"] is not None:
+        found.append(_unwell(report, failure, style))
+    return [lines for lines in found if lines]
+
+
+def _unwell(report: Json, failure: Json, style: Style) -> list[str]:
+    """Name a node whose device failed a check, where only waiting ranks are known."""
+    if failure["round"] != report["focus"]:
+        return []
+    devices = ("gpu-", "amd-", "nic-")
+    found = [each for each in report["health"]["findings"] if each["status"] == "fail"]
+    found = [each for each in found if each["check"].startswith(devices) and not each["of_failure"]]
+    return style.wrapped(f"possible reason: {finding(found[0], style)}") if found else []
+
+
+def _qualifications(other: Json) -> str:
+    seconds = other["uncertainty_s"]
+    span = f"±{max(1, round(seconds * 1e3))} ms" if seconds < 1 else f"±{duration(seconds)}"
+    if other["clock"] == "measured":
+        return f"at the same time ({span}): {verdict(other)}"
+    return f"at about the same time: {verdict(other)} ({span}, clocks not measured)"
+
+
+def round_of(report: Json, failure: Json) -> Json | None:
+    """Return the round of a failure."""
+    return next((r for r in report["rounds"] if r["round"] == failure["round"]), None)
