@@ -13,11 +13,10 @@ from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import Alike, alike, is_same
-from ftslurm.report.facts import UNNAMED, Clocks, Doubt, History, LogTail, RoundFiles, Snapshot
+from ftslurm.report.facts import Clocks, Doubt, History, LogTail, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, judge
 from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, worker_failure
 from ftslurm.report.lost_nodes import (
-    WORLD_LIMIT,
     is_unreachable,
     lost_failure,
     lost_first,
@@ -35,6 +34,7 @@ from ftslurm.report.root_cause import (
     round_files,
     survived_stderr,
 )
+from ftslurm.report.round_facts import attempt_of, ended_ns, nodes_of, outcome_of, started_ns, world_size_of
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -141,7 +141,7 @@ def _judge_round(snapshot: Snapshot, clocks: Clocks, number: int, *, newest: boo
     failures = root_cause.judge_failures(snapshot, clocks, files)
     judged = consequence.most_telling_first(clocks, number, failures.judged)
     judged = named_first(collective_timeouts.odd_one_first(files, judged))
-    outcome = _outcome(snapshot, files, entry, judged, newest=newest)
+    outcome = outcome_of(snapshot, files, entry, judged, newest=newest)
     places = _triage_of(files) if files.stacks else None
     collectives = _judged_collectives(files, places, failures)
     still = _standstill(files, places, collectives) if outcome == "stopped" else None
@@ -150,11 +150,11 @@ def _judge_round(snapshot: Snapshot, clocks: Clocks, number: int, *, newest: boo
     plain = RoundVerdict(
         number=number,
         files=files,
-        attempt=_attempt_name(files, entry),
-        nodes=_node_names(files, entry),
-        world_size=_world_size(files, entry),
-        started_ns=_started_ns(files, entry),
-        ended_ns=_ended_ns(files, entry, outcome),
+        attempt=attempt_of(files, entry),
+        nodes=nodes_of(files, entry),
+        world_size=world_size_of(files, entry),
+        started_ns=started_ns(files, entry),
+        ended_ns=ended_ns(files, entry, outcome),
         outcome=outcome,
         over=outcome not in ("running", "succeeded"),
         reason=entry.reason if entry else None,
@@ -451,58 +451,3 @@ def _triage_of(files: RoundFiles) -> Triage:
     from ftslurm.report.rank_stacks import of_all_ranks
 
     return triage(of_all_ranks(files), files.calls)
-
-
-def _outcome(
-    snapshot: Snapshot, files: RoundFiles, entry: History | None, found: Sequence[FailedWorker], *, newest: bool
-) -> str:
-    """The recorded outcome; where none was recorded, the outcome according to all files."""
-    if entry is not None and entry.outcome not in ("running", "unknown"):
-        return entry.outcome
-    closed = snapshot.state.closed if snapshot.state else None
-    if newest and closed is not None and closed.outcome == "stopped":
-        return "stopped"
-    if found:
-        return "failed"
-    outcomes = {n.outcome for n in files.nodes}
-    if outcomes == {"succeeded"} and _all_there(files, entry):
-        return "succeeded"
-    if newest and closed is None:
-        return "stopped" if outcomes == {"stopped"} else "running"
-    return closed.outcome if newest and closed is not None else "unknown"
-
-
-def _all_there(files: RoundFiles, entry: History | None) -> bool:
-    world = _world_size(files, entry)
-    return world is None or world == len({w.rank for n in files.nodes for w in n.workers})
-
-
-def _attempt_name(files: RoundFiles, entry: History | None) -> str | None:
-    if entry is not None and entry.attempt:
-        return entry.attempt
-    return next((n.attempt for n in files.nodes if n.attempt), None)
-
-
-def _node_names(files: RoundFiles, entry: History | None) -> tuple[str, ...]:
-    if entry is not None and entry.nodes:
-        return entry.nodes
-    return tuple(n.node for n in files.nodes if n.node != UNNAMED)
-
-
-def _world_size(files: RoundFiles, entry: History | None) -> int | None:
-    sizes = [entry.world_size if entry else None] + [n.world_size for n in files.nodes]
-    return next((s for s in sizes if s is not None and 0 < s <= WORLD_LIMIT), None)
-
-
-def _started_ns(files: RoundFiles, entry: History | None) -> int | None:
-    if entry is not None and entry.formed_ns is not None:
-        return entry.formed_ns
-    return min((n.started_ns for n in files.nodes if n.started_ns is not None), default=None)
-
-
-def _ended_ns(files: RoundFiles, entry: History | None, outcome: str) -> int | None:
-    if entry is not None and entry.ended_ns is not None:
-        return entry.ended_ns
-    if outcome == "running":
-        return None
-    return max((n.ended_ns for n in files.nodes if n.ended_ns is not None), default=None)
