@@ -101,6 +101,10 @@ _WENT_ON = re.compile(
 )
 _GOES_ON = re.compile(
     r"(?i)\b(retrying|(will|to) retry|continuing|skipping|ignoring|falling back|resuming|using (the )?defaults?)\b"
+    r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
+    # What a program does instead, after what failed: "cache not readable, rebuilding".
+    r"|[,;] (?:now )?(?:re(?!ad|ce|po|nd|q|sult|ferr|gard)\w{2,20}ing|using|switching|reverting|defaulting|proceeding"
+    r"|trying|downloading|creating|disabling)\b"
 )
 _ERRORS = ("error", "critical")
 _ENDS = re.compile(
@@ -160,10 +164,15 @@ def _has(exception: ExceptionRecord, name: str) -> bool:
     return any(each.type == name or f"{name}: " in each.message for each in links(exception))
 
 
+def goes_on_without(line: str) -> bool:
+    """Return whether a line on a failure says that its program goes on without what failed."""
+    return _GOES_ON.search(line[:LINE_LIMIT]) is not None
+
+
 def went_on(line: str) -> bool:
     """Return whether a program says by this line that it goes on after a failure."""
     line = line[:LINE_LIMIT]
-    if _GOES_ON.search(line) is not None:
+    if goes_on_without(line):
         return True
     # A line with a time or a level may be the program's last.
     found = _WENT_ON.match(line)
@@ -407,6 +416,7 @@ __all__ = [
     "Witness",
     "dead_threads",
     "error_before",
+    "goes_on_without",
     "is_aftermath",
     "last_line",
     "output_lines",

@@ -53,6 +53,7 @@ _EXHAUSTED = re.compile(
     r"|exhausted)"
 )
 _SKIPPED = re.compile(r"(?i)\bskipped\b")
+_LATE_THREAD = re.compile(r"terminate called (?:without an active exception|recursively)")
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
@@ -114,7 +115,7 @@ class Finder:
                     all_of_them.append(Found(other.number, other.rank, other, other.message))
                     continue
                 all_of_them.append(Found(other.number, rank, other, self._log.tail(until(whole, other.number, 30))))
-        all_of_them = _without_copies([*all_of_them, *self._earlier(all_of_them, doubtful)])
+        all_of_them = _without_copies(_without_late_threads([*all_of_them, *self._earlier(all_of_them, doubtful)]))
         return sorted(self._without_superseded(self._without_caught(all_of_them)), key=lambda each: each.number)
 
     def _printed_above(self, each: Raised) -> str:
@@ -160,7 +161,7 @@ class Finder:
 
     def _fate(self, each: Raised, own: Sequence[Line], rank: int | None) -> bool | None:
         """Return whether an exception ended its process; None: it may have, if no other one did."""
-        if each.line.rank is not None:
+        if each.by_hook:
             return True
         end = self._log.end_after(each.end, rank)
         by_hook = any(
@@ -310,6 +311,13 @@ class Finder:
         return is_cascade(error_of(self._log, each.thing, 0))
 
 
+def _without_late_threads(found: list[Found]) -> list[Found]:
+    """Leave out aborts because a thread still ran when its process ended, where an exception ended one."""
+    if not any(isinstance(each.thing, Raised) for each in found):
+        return found
+    return [each for each in found if not isinstance(each.thing, Reason) or not _LATE_THREAD.match(each.thing.message)]
+
+
 def _without_copies(found: Sequence[Found]) -> list[Found]:
     """Leave out exceptions that a controller prints again, of which it names the rank: the first one gets that."""
     kept: list[Found] = []
@@ -337,4 +345,4 @@ def _text_of(raised: Raised) -> tuple[str, str]:
 
 
 def _is_labelled(each: Found) -> bool:
-    return isinstance(each.thing, Raised) and each.thing.line.rank is not None
+    return isinstance(each.thing, Raised) and each.thing.by_hook

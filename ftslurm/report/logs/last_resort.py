@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.reason import CUT
 from ftslurm.failures.stated_lines import Stated, stated_in
-from ftslurm.failures.stderr_witness import CHILD, Witness, witness
+from ftslurm.failures.stderr_witness import CHILD, Witness, goes_on_without, witness
 from ftslurm.failures.traceback_text import open_frames
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
@@ -161,7 +161,7 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
 def _is_error(text: str) -> bool:
     # What ends with a colon only introduces something.
     stated = _IN_WORDS.search(text) is not None and _HARMLESS.search(text) is None
-    return stated and not text.rstrip().endswith(":")
+    return stated and not goes_on_without(text) and not text.rstrip().endswith(":")
 
 
 def _of(log: AttemptLog, line: Line, rank: int | None, node: str, tail: str) -> LastResort:

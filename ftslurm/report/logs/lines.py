@@ -39,7 +39,7 @@ _OWN = re.compile(
 # A progress bar has no line end; what another rank prints follows in its line.
 _BEHIND = re.compile(
     r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<other>\[rank\d{1,6}\]: ?Traceback \(most recent"
-    r"|(?:\[rank\d{1,6}\]: ?)?(?<!\]:)(?<!\]: )\[[EWF]\d{0,4} (?:[\d:.]{8,20} )?ProcessGroup\w{1,20}\.cpp:\d)"
+    r"|(?:\[rank\d{1,6}\]: ?|(?<!\]:)(?<!\]: ))\[[EWF]\d{0,4} (?:[\d:.]{8,20} )?ProcessGroup\w{1,20}\.cpp:\d)"
 )
 # Lines that a viewer numbers, before a label of torch.
 _COUNTED = re.compile(r"(?m)^\[(\d{1,9})\] (?=\[(?:rank|default)\d{1,6}\]:)")

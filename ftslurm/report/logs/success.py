@@ -32,6 +32,7 @@ _ZERO = re.compile(
     r"|status))?\W{0,3}0\W*$"
 )
 _TESTS = re.compile(r"=* ?(?P<what>\d+ (?:passed|xfailed|skipped)\b[\w ,]{0,120}) in [\d.]+s(?: \([\d:]+\))? ?=*")
+_LAUNCHED = re.compile(r"\[launch\.py:\d+:\w+\] Process \d+ exits successfully\.?$")  # of DeepSpeed
 LAST_WORDS = 80
 TAIL = 12
 """Lines at the end of a log in which the program's last words are sought."""
@@ -75,6 +76,8 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
         if line.text == GAP:
             return False
         if says_completed(line.text) and (sole or _TRAINED.search(line.text)):
+            return True
+        if _LAUNCHED.search(line.text):
             return True
         # Of several ranks, one may be behind the others.
         if not is_aftermath(line.text) and not works(line.text):

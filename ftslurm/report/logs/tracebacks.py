@@ -15,6 +15,7 @@ from ftslurm.failures import traceback_text
 from ftslurm.failures.exception_line import is_relation
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.success import works
 from ftslurm.report.logs.untangle import HEADER, untangled
 
 CUT_LINES = 3
@@ -42,6 +43,7 @@ _LOGGED = re.compile(
 _CAUGHT = re.compile(
     r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
 )
+_OF_LOGGER = re.compile(r"(?:\S{1,40} ){0,3}\W?(?:INFO|DEBUG|WARNING)\b")
 _C10D = re.compile(r"\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]")
 _OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
 _FATAL = re.compile(r"Fatal Python error: (.{1,100})$")
@@ -68,6 +70,7 @@ class Raised:
         logged: whether a logger printed it, so that it had been caught.
         spawned: whether that rank is the number of a process of torch.multiprocessing.spawn.
         ignored: whether Python printed it and went on.
+        by_hook: whether torch's hook printed it, which labels what nothing caught.
     """
 
     exception: ExceptionRecord
@@ -80,6 +83,7 @@ class Raised:
     logged: bool = False
     spawned: bool = False
     ignored: bool = False
+    by_hook: bool = False
 
     @property
     def headline(self) -> str:
@@ -104,7 +108,7 @@ def tracebacks(lines: Sequence[Line]) -> list[Raised]:
     if not lines:
         return []
     # torch's hook prints uncaught exceptions only: what follows a type with that label is its message.
-    by_hook = lines[0].rank is not None
+    by_hook = _is_by_hook(lines)
     begins = any(": " in line.text for line in lines[:CUT_LINES])
     if not by_hook and not begins and not any(map(_is_of_traceback, lines)):
         return []
@@ -118,7 +122,23 @@ def tracebacks(lines: Sequence[Line]) -> list[Raised]:
         for each in traceback_text.tracebacks(texts, whole=by_hook, cut=cut):
             found.append(_raised(part, each, end))
             end = each.end
-    return found or (_without_frames(sorted_out) if by_hook else [])
+    found = found or (_without_frames(sorted_out) if by_hook else [])
+    return [replace(each, by_hook=True) for each in found] if by_hook else found
+
+
+def _is_by_hook(lines: Sequence[Line]) -> bool:
+    """Whether a stream has the label of torch's hook, which prints uncaught exceptions only.
+
+    A launcher or a program that puts the same label before each line puts it before its loggers' lines, too.
+    """
+    if lines[0].rank is None:
+        return False
+    first = next((i for i, line in enumerate(lines) if _is_of_traceback(line)), len(lines))
+    own = [not line.text[:1].isspace() and not _C10D.match(line.text) for line in lines]
+    logged = (is_own and _OF_LOGGER.match(line.text) for line, is_own in zip(lines, own, strict=True))
+    return not any(logged) and not any(
+        is_own and works(line.text) for line, is_own in zip(lines[:first], own[:first], strict=True)
+    )
 
 
 def _is_of_traceback(line: Line) -> bool:
