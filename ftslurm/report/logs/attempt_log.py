@@ -72,6 +72,16 @@ class AttemptLog:
         """Return the ranks that labels name."""
         return self._labels.ranks
 
+    def streamed_ranks(self) -> set[int]:
+        """Return the ranks whose every line is known to be theirs: by srun's label, or by their own files."""
+        found = (self.rank_of(own[0]) for own in self.streams.values() if own[0].rank is None)
+        return {rank for rank in found if rank is not None}
+
+    def part_of(self, number: int) -> int:
+        """Return the part of a line, by its number: that of the last line up to it."""
+        at = bisect_right(self.lines, number, key=number_of)
+        return self.lines[max(0, at - 1)].part
+
     def noticed_ranks(self) -> set[int]:
         """Return the ranks whose watchdog noticed that a collective had failed or was late."""
         noticed = (line for line in self.lines if "detected by watchdog" in line.text or _TAKEN_DOWN in line.text)
@@ -111,7 +121,19 @@ class AttemptLog:
         if end.local is not None:
             rank = self.rank_of(Line("", 0, local=end.local))
             return [] if rank is None else [rank]
+        if end.by == "pod" and end.node is not None:
+            return self._ranks_in(end.node)
         return [self.rank] if self.rank is not None else []
+
+    def _ranks_in(self, pod: str) -> list[int]:
+        """Return the only rank of which the lines of a pod are; empty: there is none, or several.
+
+        Its file or label may have a shorter name: worker-0 of job-worker-0.
+        """
+        own = [line for line in self.lines if line.node and pod.endswith(line.node)]
+        named = (self.rank_of(line) if line.rank is not None else names_rank(line.text[:60]) for line in own)
+        ranks = {rank for rank in named if rank is not None}
+        return [ranks.pop()] if len(ranks) == 1 else []
 
     def lines_of(self, rank: int) -> list[Line]:
         """Return the lines of a rank in all streams, in order."""

@@ -100,7 +100,7 @@ def _repeated(ends: Iterable[End]) -> Iterable[int]:
     for end in sorted(ends, key=lambda end: end.number):
         for name in _names(end):
             before = known.get(name)
-            if before is not None and end.number > before.number + 1 and not _at_once(before, end):
+            if before is not None and end.number > before.number + 1 and not _is_same(before, end):
                 # An agent tells of the end of a worker, and then prints its table.
                 yield (last_but_workers if end.by == "table" else last) + 1
                 known.clear()
@@ -110,8 +110,13 @@ def _repeated(ends: Iterable[End]) -> Iterable[int]:
         last_but_workers = last_but_workers if end.by == "torchrun" else last
 
 
-def _at_once(one: End, other: End) -> bool:
-    """Whether two tables of torchrun are of one time: of two agents, as those of two nodes on one machine."""
+def _is_same(one: End, other: End) -> bool:
+    """Whether two statements may be on one end: of one process, or in tables of torchrun of one time.
+
+    These are of two agents, as those of two nodes on one machine.
+    """
+    if one.by == "composer" and (one.pid == other.pid or None in (one.pid, other.pid)):
+        return True
     return bool(one.at and other.at) and abs(seconds_between(one.at, other.at)) <= ONCE_S
 
 

@@ -9,6 +9,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.report.logs.end import End, Ends, JobEnd, Kernel, signal_name, with_code
 from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.pods import KILLED, pod_end
 from ftslurm.report.logs.table import OF_TABLE, table
 
 SHORTEST, LONGEST_BARE, LAST_LINES = 6, 400, 40
@@ -52,7 +53,8 @@ _LIGHTNING = re.compile(
 )
 _HOROVOD = re.compile(r"Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.$")
 _COMPOSER = re.compile(
-    r"(?:.{0,60}:)?Global rank (?P<rank>\d{1,6}) \(PID (?P<pid>\d{1,10})\) exited with code (?P<code>-?\d{1,3})$"
+    r"(?:.{0,60}:)?(?:Global rank (?P<rank>\d{1,6}) \(PID (?P<pid>\d{1,10})\) exited with code (?P<code>-?\d{1,3})"
+    r"|Rank (?P<crashed>\d{1,6}) crashed with exit code (?P<with>-?\d{1,3})\.?)$"
 )
 # The command line is that of the last rank that it started on the node, whichever failed.
 _DEEPSPEED = re.compile(
@@ -131,7 +133,7 @@ def ends_of(lines: Sequence[Line]) -> Ends:
     """Return the statements on ends in these lines."""
     reader = _Reader(lines)
     for i, line in enumerate(lines):
-        if len(line.text) >= SHORTEST and line.text != GAP and not reader.by_slurm(line):
+        if len(line.text) >= SHORTEST and line.text != GAP and not (reader.by_slurm(line) or reader.of_pod(i, line)):
             reader.by_others(i, line)
     known = [replace(end, stopped=True) if end.pid in reader.stopped else end for end in reader.processes]
     known += _said(lines)
@@ -170,6 +172,18 @@ class _Reader:
             self.oom.append(line.number)
         else:
             return False
+        return True
+
+    def of_pod(self, i: int, line: Line) -> bool:
+        """Read a line of Kubernetes' description of a pod; return whether it has a container's end."""
+        if "xit Code:" not in line.text and "exitCode" not in line.text:
+            return False
+        end = pod_end(self.lines, i)
+        if end is None:
+            return False
+        self.processes.append(end)
+        if KILLED in end.text:
+            self.kernel.append(Kernel(line.number, end.text, "cgroup"))
         return True
 
     def by_others(self, i: int, line: Line) -> None:
@@ -271,8 +285,10 @@ def _by_launcher(line: Line, after: str) -> End | None:
         end = _end(line, "horovod", str(128 - code if code > 128 else code), rank=int(found["rank"]))
         # After the first failure it stops the other ones.
         return replace(end, stopped=found["code"] in ("137", "143"))
-    if "Global rank " in text and (found := _COMPOSER.match(text)):
-        end = _end(line, "composer", found["code"], rank=int(found["rank"]), pid=int(found["pid"]))
+    if ("Global rank " in text or " crashed with exit" in text) and (found := _COMPOSER.match(text)):
+        pid = None if found["pid"] is None else int(found["pid"])
+        rank = int(found["rank"] or found["crashed"])
+        end = _end(line, "composer", found["code"] or found["with"], rank=rank, pid=pid)
         return replace(end, stopped=end.signal == "SIGTERM")
     if " exited with code " in text and (found := _COMPOSE.fullmatch(text.strip())):
         code = int(found["code"])

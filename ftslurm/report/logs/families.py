@@ -27,6 +27,8 @@ _TASKS = frozenset(("rank", "task", "proc", "process", "worker", "member", "proc
 _LOCALS = frozenset(("local", "localrank"))
 _NODES = frozenset(("node", "host", "nid", "cn", "gn", "n", "nodeid", "nodename"))
 _STREAMS = frozenset(("log", "out", "err", "stdout", "stderr", "output"))
+_HEADS = frozenset(("master", "chief", "launcher"))
+_WORKERS = _HEADS | {"worker"}
 _JOBS = frozenset(("slurm", "job", "jobid", "run", "exp", "attempt", "try", "trial", "version", "v", "step", "epoch"))
 
 
@@ -80,6 +82,14 @@ def family(of: str, times: Mapping[str, int]) -> list[Output]:
     more = [name for name in times if name not in same and jobs and max(jobs, key=int) in _numbers(name)]
     kinds = {i: _kind(of, i) for i in counted}
     found = [_output(name, kinds, same) for name in same]
+    if _HEADS.intersection(words := {each for name in times for each in _words(name)}) and "worker" in words:
+        # Kubernetes' operators count workers beside a master: these numbers are no ranks.
+        found = [
+            each._replace(task=None, node=each.path.rpartition("/")[2].partition(".")[0])
+            if _WORKERS.intersection(_words(each.path))
+            else each
+            for each in found
+        ]
     several = {place: len(rows) for place, rows in _rows(found).items()}
     if any(number > 1 for number in several.values()):
         # The same number on several nodes is a local rank.
@@ -178,6 +188,10 @@ def _order(each: Output) -> tuple[object, ...]:
     none = each.task is None and each.node is None and each.local is None
     error = re.search(r"err(?=[._-]|\d|/|$)", each.path.rpartition("/")[2]) is not None
     return none, [int(number) for number in _numbers(each.path)], _process(each.path), error, each.path
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+", name.lower())
 
 
 def _rotated(name: str, times: Collection[str]) -> bool:

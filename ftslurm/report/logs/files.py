@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,12 @@ from ftslurm.text import plural
 
 MAX_FILES = 4096
 MAX_FOLDERS = 256
+_OF_RANK = re.compile(r"(?i)std(?:out|err)|rank[-_.]?\d|\.(?:out|err|log)\.txt")
+"""In names of texts that are a job's output."""
+_ABOUT = re.compile(
+    r"(?i)(?:.*[-_.])?(?:describe|events?|dmesg|journal|sacct|scontrol|seff|kubectl)\b.*\.(?:txt|log|out)"
+)
+"""Names of files in which a user keeps what tools print about a job."""
 DEPTH = 2
 """Levels of folders that are searched where a directory itself has no output file."""
 
@@ -44,10 +51,21 @@ def outputs(folder: Path, job: str | None = None, *, depth: int = 0) -> list[Out
         times = {name: time for name, time in times.items() if job in _jobs(name)}
     if not times:
         return []
+    about = {name: time for name, time in times.items() if _ABOUT.fullmatch(name)}
+    times = {name: time for name, time in times.items() if name not in about} or times
     newest = max(times, key=lambda name: (times[name], name))
     found = _of_family(folder, newest, times)
     found = found if job is not None else _with_unnumbered(folder, found, times)
+    found += _about(folder, about, found, times[newest]) if job is None else []
     return [*_per_rank_below(folder, times[newest], found), *found] if depth and job is None else found
+
+
+def _about(folder: Path, about: Mapping[str, int], found: Sequence[Output], written_ns: int) -> list[Output]:
+    """Return the files with what tools print about the job, written at the time of its output or later."""
+    part = 1 + max(each.part for each in found)
+    read = {each.path for each in found}
+    those = [folder / name for name, time in sorted(about.items()) if time >= written_ns - TOGETHER_NS]
+    return [Output(path, part=part + i) for i, path in enumerate(those) if path not in read]
 
 
 def _with_unnumbered(folder: Path, found: list[Output], times: dict[str, int]) -> list[Output]:
@@ -125,11 +143,15 @@ def _times(folder: Path, depth: int) -> dict[str, int]:
     for _ in range(depth + 1):
         found = {name: time for each in level for name, time in _times_in(folder, each).items() if is_output(name)}
         # Text is a job's output only where nothing else is.
-        found = {name: time for name, time in found.items() if ".txt" not in name} or found
+        found = {name: time for name, time in found.items() if _is_log(name)} or found
         if found:
             return dict(list(found.items())[:MAX_FILES])
         level = [f"{each}{name}/" for each in level for name in folders(folder / each)][:MAX_FOLDERS]
     return {}
+
+
+def _is_log(name: str) -> bool:
+    return ".txt" not in name or _OF_RANK.search(name) is not None or _ABOUT.fullmatch(name) is not None
 
 
 def _times_in(folder: Path, below: str) -> dict[str, int]:

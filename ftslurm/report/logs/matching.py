@@ -249,11 +249,16 @@ class Matcher:
     def _earlier_end(self) -> None:
         """Add the end of a process of unknown rank from which all failures may follow, such as of a node's launcher."""
         first = min(error.order for error in self.errors.values())
+        parts = {self._log.part_of(error.order) for error in self.errors.values()}
         for end in self._log.ends.processes:
-            known = self._log.ranks_of(end) or end.stopped or end.oom or end.number >= first
+            # Which of two files was written first cannot be seen.
+            later = end.number >= first and self._log.part_of(end.number) in parts
+            known = self._log.ranks_of(end) or end.stopped or end.oom or later
             if not known and end.signal in _KILLS and not was_survived(self._log, end):
-                self.errors[UNKNOWN] = of_end(end, UNKNOWN)
-                self.tails[UNKNOWN] = end.text
+                silent = self._log.streamed_ranks() - self.errors.keys()
+                rank = silent.pop() if len(silent) == 1 else UNKNOWN
+                self.errors[rank] = of_end(end, rank)
+                self.tails[rank] = end.text if rank == UNKNOWN else self._log.tail_of(rank)
                 return
 
     def _follows(self, each: Found) -> bool:
