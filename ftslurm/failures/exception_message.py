@@ -12,7 +12,7 @@ MESSAGE_LINES = 60
 _INTRODUCES = re.compile(
     r"(with the following error|The last \d+ lines of \S+ #*"
     r"|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
-    r"|'''|[Rr]emote [Tt]raceback)"
+    r"|'''|[Rr]emote [Tt]raceback|from user code:)"
     r"[^\n]{0,20}$"
 )
 # A first line of a message whose reason is in its further lines.
@@ -32,6 +32,8 @@ _TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z
 _SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
 # Of pydantic: each field, and below it what is wrong with it.
 _FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
+# Of torch's compiler, whose message has several paragraphs.
+_GRAPH_BREAK, _DETAIL = re.compile(r" {2}Explanation: "), re.compile(r" {1,2}\S")
 RELATION_LINES = 8
 
 
@@ -87,8 +89,10 @@ def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
     """Return whether a line below a message in an output is its next one; ``further``: the line after that."""
     first = kept[0]
     if not line.strip():
+        if _GRAPH_BREAK.match(kept[min(len(kept) - 1, 1)]) and _DETAIL.match(further):
+            return True
         return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
-    if len(kept) > 1 and kept[-1].rstrip().endswith(":"):
+    if (len(kept) > 1 and kept[-1].rstrip().endswith(":")) or line.rstrip() == "from user code:":
         return True  # what its last line introduces
     if _FIELDS.search(first) and (line.startswith(" ") or _FIELD.fullmatch(line.rstrip())):
         return True

@@ -20,6 +20,7 @@ _GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})"
 _BUILT = re.compile(
     r"(?m)^(?:\S{0,300}/)?(?P<text>[^\s/]{1,100}: (?:.{0,60}error: |cannot find |undefined reference).{1,200})$"
 )
+_EXPLANATION = re.compile(r"(?P<what>[^\n]{1,200})\n {2}Explanation: (?P<text>[^\n]{1,300})")  # of torch's compiler
 _ACTOR = re.compile(r"(?P<text>The actor is dead because [^.\n]{1,200}\.(?: Worker exit type: \w+)?)")  # of Ray
 # Of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL: the second one may be cut off.
 _FINGERPRINT = (
@@ -33,9 +34,12 @@ _MISMATCH = re.compile(
 )
 _BOILERPLATE = re.compile(
     r" This is typically caused by a remote worker crashing\..{0,200}\Z"
+    r"|(?<=bytes)\. Error code 12 \(Cannot allocate memory\)"
     r"| Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\."
     r"| It is possible that dataloader's workers are out of shared memory\. Please try to raise .{0,40} limit\."
 )
+_NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] (?:[^.\n]{1,40}\. (?=\S))?")
+_CALLING = re.compile(r"(?<=\w) when calling `[^\n]{1,2000}\Z")  # of cuBLAS: the whole call
 # Of subprocess.CalledProcessError.
 _CHILD = re.compile(
     r"Command '?(?P<command>.*?)'? (?:returned non-zero exit status (?P<status>-?\d+)|"
@@ -105,7 +109,7 @@ def message_line(message: str) -> str:
     if child is not None:
         end = f"died with {child['signal']}" if child["signal"] else f"exit status {child['status']}"
         return f"{end} of the command {cut_middle(child['command'], _COMMAND_LIMIT)}"
-    text = _BOILERPLATE.sub("", text)
+    text = _CALLING.sub("", _NATIVE.sub("", _BOILERPLATE.sub("", text)))
     if len(text) > _SHORT and "\n" not in text:
         return _without_advice(_SEE_ALSO.sub("", text))
     first, newline, rest = text.partition("\n")
@@ -155,6 +159,9 @@ def _within(text: str) -> str:
     """Return the reason from the middle of a long message of a runtime; empty: it is none of these."""
     gaudi = _GAUDI.search(text)
     built = _BUILT.search(text) if "\nOutput:\n" in text else None
+    traced = _EXPLANATION.match(text)
+    if traced is not None:
+        return f"{traced['what']}: {traced['text']}"
     found = gaudi or _ACTOR.search(text) or built
     return found["text"] if found is not None else _mismatch(text)
 

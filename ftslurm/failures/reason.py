@@ -34,6 +34,7 @@ ON_RANKS = "on rank"
 """How a failure begins to name the ranks where it happened, for use in `raised_again`."""
 _COLLECTED = re.compile(r"CheckpointException: CheckpointException ranks:dict_keys\(\[(\d{1,6}(?:, \d{1,6})*)\]\)")
 _SPAWNED = re.compile(r"ProcessRaisedException: Process (\d+) terminated with the following error$")
+_USER_CODE = "\nfrom user code:"
 _RUNTIME_WORDS = re.compile(
     r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::|The (client|server) socket has"
 )
@@ -47,7 +48,8 @@ def reason(exception: ExceptionRecord) -> ExceptionRecord:
     (``except ImportError: train_without_it()``). A rejected command line is a reason by itself.
     """
     for _ in range(_STEPS):
-        inner = _behind_exit(exception) or _referred_to(exception) or _elsewhere(exception) or _masked(exception)
+        inner = _behind_exit(exception) or _referred_to(exception) or _of_compiled_code(exception)
+        inner = inner or _elsewhere(exception) or _masked(exception)
         if inner is None:
             break
         exception = inner
@@ -69,6 +71,17 @@ def _referred_to(exception: ExceptionRecord) -> ExceptionRecord | None:
     if exception.cause is None or _REFERS.search(exception.message) is None:
         return None
     return replace(exception.cause, raised_again=exception.cause.raised_again or exception.type)
+
+
+def _of_compiled_code(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return an exception of torch's compiler with the place in the code that it compiled, which its message has."""
+    message, border, place = exception.message.partition(_USER_CODE)
+    if not border:
+        return None
+    from ftslurm.failures.traceback_text import open_frames
+
+    lines = place.strip("\n").split("\n\n", 1)[0].split("\n")
+    return replace(exception, message=message.rstrip(), frames=(*exception.frames, *open_frames(lines)[1]))
 
 
 def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:

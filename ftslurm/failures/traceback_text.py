@@ -372,7 +372,12 @@ def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:
             continue
         record = passed_on(line.strip())
         if record is not None:
-            end = next((i for i, further in enumerate(lines[at:], at) if not further.strip()), len(lines))
+            # A compiler's output is in a paragraph of its own.
+            blank = "" if "Output:" not in lines[at:] else "Set TORCH"
+            ends = (
+                i for i, each in enumerate(lines[at:], at) if (each.startswith(blank) if blank else not each.strip())
+            )
+            end = next(ends, len(lines))
             return replace(record, message="\n".join([record.message, *lines[at:end]]).strip())
     return None
 

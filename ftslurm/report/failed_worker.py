@@ -328,7 +328,7 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         inner = _judged(raised, stderr, rows)
     if said.of_child:
         why = said.found.text if inner is None else inner.what.split("\n", 1)[0]
-        compiled = plain.cause.name == "extension-build"
+        compiled = plain.cause.name in ("extension-build", "cuda-assert")
         head = plain.cause.title if compiled else first.partition(" of the command ")[0]
         what = f"{head} ({why}, from {said.source}){')' * (head.count('(') - head.count(')'))}"
         what = f"{head}: {why}" if compiled else what

@@ -224,6 +224,7 @@ PRIMARIES = [
         "compile-cache",
         raised("FileNotFoundError", "[Errno 2] No such file or directory: '/tmp/torchinductor_ann/ab/x.so'"),
     ),
+    ("compile-trace", raised("Unsupported", "Failed to trace builtin operator", "torch._dynamo.exc")),
     ("compiler", raised("PTXASError", "PTXAS error: Internal Triton PTX codegen error", "triton.runtime.errors")),
     ("compiler", raised("InductorError", "RuntimeError: Failed to find C compiler.", "torch._inductor.exc")),
     (

@@ -15,7 +15,7 @@ _LIBRARY = (
 _COMPILERS = (
     "PTXASError", "CompilationError", "CompileTimeAssertionFailure", "InductorError", "LoweringException",
     "CppCompileError",
-    "CUDACompileError", "OutOfResources", "CompileError", "BackendCompilerFailed", "Unsupported", "TorchRuntimeError",
+    "CUDACompileError", "OutOfResources", "CompileError", "BackendCompilerFailed",
 )  # fmt: skip
 
 ROWS: tuple[Cause, ...] = (
@@ -40,6 +40,10 @@ ROWS: tuple[Cause, ...] = (
           exception("RuntimeError", text="Error building extension|Ninja is required"),
           "See the compiler's first error: in the source, or because compiler or headers do not fit this torch.",
           not_for="a kernel that torch or Triton generates", restart=POINTLESS, behind=True),
+    Cause("compile-trace", "torch.compile cannot trace the code", PRIMARY,
+          by_compiler("Unsupported", "TorchRuntimeError"),
+          "Change that line, or keep its function out of what is compiled (torch.compiler.disable, fullgraph=False).",
+          not_for="a kernel that does not compile", restart=POINTLESS, behind=True),
     Cause("compiler", "a kernel could not be compiled", PRIMARY,
           either(by_compiler(*_COMPILERS),
                  exception("RuntimeError", "CalledProcessError", text=r"ptxas |Internal Triton PTX"

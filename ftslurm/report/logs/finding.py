@@ -48,6 +48,7 @@ _MILD = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
 _EXCERPT = re.compile(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the process that failed
 # Of NCCL's warnings of a fabric, those on this side of a connection: 12 and 13 are of a peer that does not answer.
 _OWN_NCCL = re.compile(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!1[23]\b)\d")
+_KERNEL = re.compile(r"\.(?:cu|cuh|h|hip|cpp):\d{1,6}: .{0,300}?Assertion `.{1,200}[`'] failed")
 _EXHAUSTED = re.compile(
     r"(?i)\bmax(?:imum)? (?:number of )?(?:retries|attempts)|giving up|(?:retries|attempts) (?:failed|exceeded"
     r"|exhausted)"
@@ -89,7 +90,7 @@ class Finder:
                     continue
                 of = rank if rank is not None or (each.spawned and self._log.is_nested()) else each.rank
                 tail = self._log.tail(until(own, each.end, 20), each.numbers)
-                above = self._printed_above(each) if rank is not None else ""
+                above = self._asserted(each) or (self._printed_above(each) if rank is not None else "")
                 one = Found(each.begin, of, each, f"{above}{tail}")
                 fate = self._fate(each, own, of)
                 if not fate and rank is None and of is not None and not each.logged:
@@ -117,6 +118,14 @@ class Finder:
                 all_of_them.append(Found(other.number, rank, other, self._log.tail(until(whole, other.number, 30))))
         all_of_them = _without_copies(_without_late_threads([*all_of_them, *self._earlier(all_of_them, doubtful)]))
         return sorted(self._without_superseded(self._without_caught(all_of_them)), key=lambda each: each.number)
+
+    def _asserted(self, each: Raised) -> str:
+        """Return what a kernel's first thread printed above a device-side assert: the driver does not put labels."""
+        if "device-side assert" not in each.headline:
+            return ""
+        before = self._log.lines[: bisect_left(self._log.lines, each.begin, key=number_of)]
+        found = next((line.text for line in before if _KERNEL.search(line.text)), "")
+        return f"{found}\n" if found else ""
 
     def _printed_above(self, each: Raised) -> str:
         """Return the unlabelled lines directly above a labelled CalledProcessError: the child's own output."""

@@ -30,6 +30,7 @@ from ftslurm.text import ranges
 SOURCE = "logs of another launcher"
 STDIN = Path("-")
 LAST_WORDS = 120
+FEW = 8
 
 
 def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause] | None = None) -> Snapshot:
@@ -78,10 +79,11 @@ def _suspects(last: RoundFiles) -> list[str]:
     """Name the ranks whose logs end without a word while all others lost their connection to a rank."""
     silent = sorted(worker.rank for node in last.nodes for worker in node.workers if not worker.failed)
     known = bool(silent) and silent[0] >= 0
-    if not known or len(silent) > len(last.errors) or not all(map(is_cascade, last.errors.values())):
+    if not known or len(silent) > max(len(last.errors), FEW) or not all(map(is_cascade, last.errors.values())):
         return []
     those = f"no failure in the logs of {'rank' if len(silent) == 1 else 'ranks'} {ranges(silent)}"
-    return [f"{those}: it may have ended first without a word, or the others waited for it"]
+    which = "it" if len(silent) == 1 else "one of them"
+    return [f"{those}: {which} may have ended first without a word, or the others waited for it"]
 
 
 def gather_files(

@@ -22,7 +22,7 @@ from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher, was_survived
 from ftslurm.report.logs.rank_errors import has_waited, is_cascade, oom_error, with_memory
 from ftslurm.report.logs.silence import silence
-from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
+from ftslurm.report.logs.success import says_completed, says_zero, tests_passed, works
 from ftslurm.report.logs.tracebacks import Raised, names_rank
 from ftslurm.text import plural, ranges
 
@@ -138,14 +138,15 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
         notes.append(f"stopped from outside: {signalled.text.strip()[:200]}")
     stopped = {rank for end in log.ends.processes if end.stopped for rank in log.ranks_of(end)} - errors.keys()
     if errors and stopped and len(stopped) < len(errors) and all(has_waited(error) for error in errors.values()):
-        notes.append(f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it")
+        text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
+        notes.append(f"{text}{_printed_last(log, stopped)}")
     late = log.printed_ranks() - {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
     # Where the log ends before the ranks do, a watchdog may still have waited to speak.
     late = late - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
     if errors and len(late) * 2 <= len(errors) and not late & errors.keys():
         notes += [f"rank {ranges(late)} printed no time-out of a collective: look there first"] if late else []
     if errors and all(is_cascade(error) for error in errors.values()):
-        notes += _finished(log, errors)
+        notes += _finished(log, errors) or ([] if stopped else _not_in_table(log, errors))
     survived = [end for end in log.ends.processes if was_survived(log, end)]
     if survived and not errors:
         notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")
@@ -159,6 +160,33 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
         follow = plural(count, "line") if count <= OTHERS_LINES else "many lines"
         notes.append(f"not known to have ended a rank, because {follow} of output follow: {_first_line(last)}{place}")
     return notes
+
+
+def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
+    """Return the last line of the only one of these ranks, if it is none of progress."""
+    own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
+    if len(ranks) != 1 or not own or works(own[-1].text):
+        return ""
+    return f'; it had printed last: "{_OWN_NAME.sub("", own[-1].text.strip(), count=1)[:100]}"'
+
+
+def _not_in_table(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return the ranks that printed, but that torchrun's table of all that failed or were stopped has not."""
+    table = {end.rank for end in log.ends.processes if end.by == "table"}
+    hosts = {end.node for end in log.ends.processes if end.by == "table"}
+    printed = {rank for line in log.lines if (rank := _rank_named(log, line)) is not None}
+    ended = printed - table - errors.keys()
+    if not table or not ended or len(hosts) > 1:
+        return []
+    verb = "it" if len(ended) == 1 else "they"
+    text = f"rank {ranges(ended)} is not in torchrun's table of those that failed: {verb} had ended without a failure"
+    return [f"{text}{_printed_last(log, ended)}"]
+
+
+def _rank_named(log: AttemptLog, line: Line) -> int | None:
+    """Return the rank of a line, by its label or its first words."""
+    rank = log.rank_of(line)
+    return names_rank(line.text[:60]) if rank is None and line.number not in log.covered else rank
 
 
 def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
