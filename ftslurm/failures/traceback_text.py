@@ -27,6 +27,8 @@ from ftslurm.records.error import ExceptionRecord, Frame
 FRAMES_LIMIT = 100
 LINKS, MEMBERS = 40, 64
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,300}))?')
+_SYNTAX_PLACE = re.compile(r'(?P<prefix>.{0,80}?) {2}File "(?P<file>[^"\n]{1,4096})", line (?P<line>\d{1,9})$')
+_SYNTAX_LINES = 6
 _WHOLE_FRAME = re.compile(r'(?P<prefix>.{0,80}?) *File "[^"\n]{1,4096}", line \d{1,9}, in(?: |$)')
 _QUALIFIED = re.compile(r"(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{2,60}(?:: |$)")
 # The boxes of rich, which typer and many trainers print.
@@ -126,6 +128,8 @@ def tracebacks(lines: Sequence[str], *, whole: bool = False, cut: bool = False) 
         at = last.end
     while at < len(lines):
         block = (_of_notebook(lines, at) or _block(lines, at, whole=whole)) if HEADER in lines[at] else None
+        if block is None and 'File "' in lines[at]:
+            block = _of_syntax(lines, at)
         if block is None and is_frame(lines[at]):
             end = frames_end(lines, at)
             block = _without_beginning(lines, at, end, whole=whole)
@@ -318,6 +322,27 @@ def _block(lines: Sequence[str], first: int, *, whole: bool, head: str | None = 
         if HEADER in line:
             return None
         at += 1
+    return None
+
+
+def _of_syntax(lines: Sequence[str], first: int) -> _Block | None:
+    """Return the error of a script that Python cannot read: its place, the source, a caret, without a header."""
+    place = _SYNTAX_PLACE.match(lines[first][:LINE_LIMIT])
+    if place is None:
+        return None
+    for at in range(first + 1, min(len(lines), first + _SYNTAX_LINES)):
+        own = own_text(lines[at][:LINE_LIMIT], place["prefix"])
+        record = typed(own) if own and not own[:1].isspace() else None
+        if record is not None and record.type in ("SyntaxError", "IndentationError", "TabError"):
+            frame = Frame(
+                place["file"],
+                int(place["line"]),
+                "<module>",
+                (own_text(lines[first + 1], place["prefix"]) or "").strip(),
+            )
+            return _Block(replace(record, frames=(frame,)), first, at + 1, 0, place["prefix"])
+        if own is None or not own[:1].isspace():
+            return None
     return None
 
 

@@ -54,6 +54,7 @@ _PROOF = re.compile(
     r"(?: {0,6}\d{1,6}: |[A-Za-z][\w-]{0,60}\d: )?(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
     r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?\d{1,6}\]<std|<std(?:out|err)>:| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
+_DETERMINED = re.compile(r"(?:\[[^\]\s]{10,40}\] )?[0-9a-f]{8} (?:\[rank=(\d{1,6})\] )?\|\| ?")
 _DIGITS = re.compile(r"\d+")
 _TIMED = re.compile(rf"^{_TIME} ")
 NARROWEST, WIDEST = 40, 300
@@ -71,7 +72,7 @@ _KEYS = ("log", "message", "msg", "textPayload", "line", "text")
 
 def uncollected(lines: list[str]) -> list[str]:
     """Return the lines as their program wrote them, as far as what is before them has one form."""
-    lines = _with_logged(_from_json(lines))
+    lines = _with_logged(_from_json(_of_determined(lines)))
     if any("&quot;" in line or "&lt;" in line for line in lines) and any("Traceback (most" in line for line in lines):
         lines = [html.unescape(line) for line in lines]
     for _ in range(NESTED):
@@ -80,6 +81,19 @@ def uncollected(lines: list[str]) -> list[str]:
             break
         lines = without
     return _unwrapped(lines)
+
+
+def _of_determined(lines: list[str]) -> list[str]:
+    """Return the lines of Determined's logs with their ranks as labels: ``[TIME] fa88a9df [rank=2] || text``."""
+    found = [_DETERMINED.match(line) for line in lines]
+    if sum(each is not None for each in found) < max(
+        FEWEST, NEARLY_ALL * len([line for line in lines if line.strip()])
+    ):
+        return lines
+    return [
+        line if each is None else f"{f'rank{each[1]} | ' if each[1] else ''}{line[each.end() :]}"
+        for line, each in zip(lines, found, strict=True)
+    ]
 
 
 def _unwrapped(lines: list[str]) -> list[str]:

@@ -83,12 +83,15 @@ class Finder:
         """Return what ended a process, as far as it can be known, in order."""
         all_of_them: list[Found] = []
         doubtful: list[Found] = []
+        referring: set[int] = set()
         for own, raised in self._log.raised:
             rank = self._log.rank_of(own[0])
             for each in raised:
-                if each.ignored or self._by_launcher(each) or self._is_reaction(each):
-                    continue
                 of = rank if rank is not None or (each.spawned and self._log.is_nested()) else each.rank
+                if each.ignored or self._by_launcher(each) or self._is_reaction(each):
+                    if of is not None and _REFERS.search(reason(each.exception).message):
+                        referring.add(of)
+                    continue
                 tail = self._log.tail(until(own, each.end, 20), each.numbers)
                 above = self._asserted(each) or (self._printed_above(each) if rank is not None else "")
                 one = Found(each.begin, of, each, f"{above}{tail}")
@@ -117,6 +120,9 @@ class Finder:
                     continue
                 all_of_them.append(Found(other.number, rank, other, self._log.tail(until(whole, other.number, 30))))
         all_of_them = _without_copies(_without_late_threads([*all_of_them, *self._earlier(all_of_them, doubtful)]))
+        if len(referring) == 1:
+            # It is of the rank that says so.
+            all_of_them = [each._replace(rank=min(referring)) if each.rank is None else each for each in all_of_them]
         return sorted(self._without_superseded(self._without_caught(all_of_them)), key=lambda each: each.number)
 
     def _asserted(self, each: Raised) -> str:
@@ -142,17 +148,17 @@ class Finder:
     def _by_launcher(self, each: Raised) -> bool:
         """Whether a launcher raised it because of its child, or of a signal to itself."""
         exception = each.exception
+        inner = reason(exception)  # of the process that it started
         if exception.type in _LAUNCHERS:
             return True
         if _EXCERPT.search(exception.message) and any(
             other is not each for _, own in self._log.raised for other in own
         ):
             return True
-        if _REFERS.search(exception.message) and any(
+        if _REFERS.search(inner.message) and any(
             other.end < each.begin for _, own in self._log.raised for other in own
         ):
             return True
-        inner = reason(exception)  # of the process that it started
         if exception.type == "Exception" and _SPAWNED.match(exception.message):
             return True
         files = [frame.file for frame in (*exception.frames, *inner.frames)]

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
+from ftslurm.failures.nccl_timeout import timeout_in
+from ftslurm.failures.reason import links
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
-from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, is_cascade, of_end, with_end, with_first, with_quote
+from ftslurm.report.logs.rank_errors import (
+    UNKNOWN,
+    error_of,
+    is_cascade,
+    of_end,
+    with_end,
+    with_first,
+    with_quote,
+)
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.table import seconds_between
 from ftslurm.report.logs.tracebacks import Raised
 
 _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 """Signals that nothing sends to end a job in order."""
+_KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
+_CHILD_KILLED = re.compile(r"killed by signal: Killed|exited unexpectedly|terminated abruptly|SIGKILL")
 CLOCK_DOUBT_S = 2
 """Between the clocks of two nodes."""
 
@@ -44,7 +57,7 @@ class Matcher:
             ):
                 self.errors[each.rank], self.tails[each.rank] = error_of(self._log, each.thing, each.rank), each.tail
         open_ends = self._open_ends()
-        unnamed = [each for each in strong if each.rank is None]
+        unnamed = self._without_all_of_launch([each for each in strong if each.rank is None])
         open_ends |= self._failed_before_they_were_stopped(unnamed, open_ends)
         self._match_unnamed(unnamed, open_ends)
         if not self.errors:
@@ -56,11 +69,23 @@ class Matcher:
             first = min(error.order for error in self.errors.values())
             self._not_started([each for each in found if each not in strong and each.number < first])
 
+    def _without_all_of_launch(self, unnamed: list[Found]) -> list[Found]:
+        """Take a reason for all ranks of a launcher that printed it as often as it ended processes on its only node."""
+        pids = {found[1] for line in self._log.lines if (found := _KILLED.search(line.text)) is not None}
+        alike = len({headline_of(each.thing) for each in unnamed}) == 1
+        if not alike or not 1 < len(unnamed) == len(pids) or self.errors or len({x.node for x in self._log.lines}) > 1:
+            return unnamed
+        for rank, each in enumerate(unnamed):
+            self.errors[rank], self.tails[rank] = error_of(self._log, each.thing, rank), each.tail
+        return []
+
     def _is_better(self, each: Found, known: RankError) -> bool:
         """Whether a later reason of a rank replaces the known one: a rank that fails again had caught the first."""
         first = known.exception.message.split("\n", 1)[0] if known.exception is not None else ""
         same = bool(first) and isinstance(each.thing, Reason) and first in each.thing.message
-        return known.kind == "exception" and not same and not self._follows(each)
+        # After its watchdog gave up waiting, the rank itself may have raised why.
+        waited = known.kind == "signal" and isinstance(each.thing, Raised) and timeout_in(known.message)
+        return (known.kind == "exception" or bool(waited)) and not same and not self._follows(each)
 
     def _open_ends(self) -> dict[int, End]:
         """Return the ends of ranks without a reason yet; those with one get their exit codes."""
@@ -86,6 +111,7 @@ class Matcher:
             self.errors[rank] = with_end(error_of(self._log, end.raised, rank, end.node), end)
             self.tails[rank] = ""
         rest = {rank: end for rank, end in ends.items() if rank not in in_table}
+        self._match_codes(unnamed, rest)
         self._match_steps(unnamed, rest)
         primary = [each for each in unnamed if not self._follows(each)]
         # The only exception of all is that of the only end, whatever it follows from.
@@ -138,6 +164,7 @@ class Matcher:
         It is the only one that ended before these appear, or that torchrun noticed before the others.
         """
         following = [each.number for each in unnamed if each not in primary]
+        following += [error.order for error in self.errors.values() if is_cascade(error)]
         if len(primary) != 1 or not following or kind_of(primary[0].thing) == "signal":
             return None
         begin, end = last_line_of(primary[0].thing), min(following)
@@ -162,6 +189,19 @@ class Matcher:
         """Whether the log begins within a traceback, and torchrun stopped ranks: what follows may be one of these's."""
         cut = self._log.lines[0].text.startswith("  ")
         return cut and any(end.by == "table" and end.stopped for end in self._log.ends.processes)
+
+    def _match_codes(self, unnamed: list[Found], ends: dict[int, End]) -> None:
+        """Give the only reason that leads to the exit code of all ends to these; what came before it was survived."""
+        codes = {end.code for end in ends.values()}
+        if len(codes) != 1 or codes & {None, 0, 1}:
+            return
+        those = [each for each in unnamed if code_of(each.thing) in codes]
+        if len({headline_of(each.thing) for each in those}) != 1:
+            return
+        for rank, end in ends.items():
+            self._give(those[0], rank, end)
+        ends.clear()
+        unnamed[:] = [each for each in unnamed if each not in those and each.number > those[0].number]
 
     def _match_steps(self, unnamed: list[Found], ends: dict[int, End]) -> None:
         """Give the only reason between two ends to the ranks that ended with its exit code: steps follow each other.
@@ -204,7 +244,9 @@ class Matcher:
         for rank, end in ends.items():
             if end.signal is None:
                 continue
-            crash = [each for each in unnamed if signal_of(each.thing) == end.signal]
+            crash = [
+                each for each in unnamed if signal_of(each.thing) == end.signal or (end.oom and _is_of_killed(each))
+            ]
             if crash and sum(end.signal == other.signal for other in ends.values()) == 1:
                 self._give(crash[0], rank, end)
                 unnamed.remove(crash[0])
@@ -264,6 +306,11 @@ class Matcher:
     def _follows(self, each: Found) -> bool:
         """Whether its cause is a consequence of another rank's end."""
         return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def _is_of_killed(each: Found) -> bool:
+    """Whether an exception reports that a child process was killed, as by the kernel where memory ran out."""
+    return isinstance(each.thing, Raised) and any(_CHILD_KILLED.search(x.message) for x in links(each.thing.exception))
 
 
 def _noticed_first(ends: Mapping[int, End]) -> list[int]:

@@ -33,7 +33,9 @@ _UNCAUGHT = re.compile(
 )
 _SNIPPET = re.compile(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # of Ray Train
 # Of Gaudi's and Ascend's runtimes, and of NCCL.
-TAGGED_RANK = re.compile(r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank )(\d{1,6})\b")
+TAGGED_RANK = re.compile(
+    r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank |communicator was aborted on rank )(\d{1,6})\b"
+)
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
 _LOGGED = re.compile(
     r"^[EWF]\d{4} \d\d:|^\[[EWF] \d{4}-|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION)\b"
