@@ -103,7 +103,8 @@ _GOES_ON = re.compile(
     r"(?i)\b(retrying|(will|to) retry|continuing|skipping|ignoring|falling back|resuming|using (the )?defaults?)\b"
     r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
     # What a program does instead, after what failed: "cache not readable, rebuilding".
-    r"|[,;] (?:now )?(?:re(?!ad|ce|po|nd|q|sult|ferr|gard)\w{2,20}ing|using|switching|reverting|defaulting|proceeding"
+    r"|[,;] (?:now )?(?:re(?!ad|ce|po|nd|q|fus|ject|main|ly|sult|ferr|gard|j|al)\w{2,20}ing|using|switching|reverting"
+    r"|defaulting|proceeding"
     r"|trying|downloading|creating|disabling)\b"
 )
 _ERRORS = ("error", "critical")

@@ -33,6 +33,8 @@ _KERNEL = re.compile(
     r"(?m)(?P<file>[^\s:]{1,300}\.(?:cu|cuh|h|hip|cpp):\d{1,6}): .{0,300}?(?P<text>Assertion `[^\n]{1,200}' failed"
     r"|Assertion `[^\n]{1,200}` failed)"
 )
+_NO_DEVICE = re.compile(r"no GPUs found|No CUDA GPUs are available|CUDA is not available|is_available\(\) is False")
+_INITIALIZATION = re.compile(r"CUDA initialization: [^\n(]{8,200}")
 _INTERRUPTS = re.compile(r"(?i)interrupt|\bSIGINT\b|\bCtrl[-+ ]?C\b")
 _TOOL_LINES = 60
 _NUMBER = re.compile(r"\d+")
@@ -87,6 +89,9 @@ def output_evidence(
     kernel = _of_kernel(exception, texts.get("stderr", "")) if exception is not None else None
     if kernel is not None:
         return kernel
+    device = _of_device(exception, texts.get("stderr", "")) if exception is not None else None
+    if device is not None:
+        return device
     if not cause.silent:
         return None
     # Most failures have a reason of their own: a fast report does not load this.
@@ -159,6 +164,18 @@ def _of_kernel(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None
         return None
     text = f"{found['file'].rpartition('/')[2]}: {found['text']}"
     return OutputEvidence(Witness(LOGGED, cut_middle(text, _CHILD_LIMIT)), "its stderr", None, of_child=True)
+
+
+def _of_device(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
+    """Return why torch found no GPU, of which it only warned before."""
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
+
+    found = _INITIALIZATION.search(stderr) if _NO_DEVICE.search(exception.message) else None
+    if found is None:
+        return None
+    text = found[0].rstrip(" .")
+    inner = ExceptionRecord("RuntimeError", "", text, frames=exception.frames)
+    return OutputEvidence(Witness(LOGGED, cut_middle(text, _CHILD_LIMIT)), "its stderr", inner, of_child=True)
 
 
 def _of_tool(message: str, stderr: str) -> Witness | None:

@@ -81,6 +81,8 @@ class Matcher:
 
     def _is_better(self, each: Found, known: RankError) -> bool:
         """Whether a later reason of a rank replaces the known one: a rank that fails again had caught the first."""
+        if known.kind == "signal" and isinstance(each.thing, Raised) and _first_line(each.thing) in known.message:
+            return True  # the same with its place
         first = known.exception.message.split("\n", 1)[0] if known.exception is not None else ""
         same = bool(first) and isinstance(each.thing, Reason) and first in each.thing.message
         # After its watchdog gave up waiting, the rank itself may have raised why.
@@ -306,6 +308,11 @@ class Matcher:
     def _follows(self, each: Found) -> bool:
         """Whether its cause is a consequence of another rank's end."""
         return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def _first_line(raised: Raised) -> str:
+    # Of an empty one, the type.
+    return raised.exception.message.strip().split("\n", 1)[0] or raised.exception.type
 
 
 def _is_of_killed(each: Found) -> bool:

@@ -23,6 +23,7 @@ XIDS = 4
 LOCAL = ("localhost", "localhost.localdomain")
 # Slurm measures a step's memory and kills it by itself: the kernel and its counters have no part in it.
 _BY_SLURM = re.compile(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit")
+_THROWN = re.compile(r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})")  # before an abort
 _OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
 
 
@@ -30,11 +31,7 @@ def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = Non
     """Return the record of a rank's failure by that evidence; `node` where the end of a process states it."""
     if isinstance(thing, Raised):
         error = record(rank, "exception", thing.headline, thing.begin)
-        exception = _with_cut_off(reason(thing.exception))
-        if _OF_DEVICE.search(thing.headline):
-            # The kernel's word on the device decides what the error of the driver only guesses.
-            xids = tuple(each.text for each in log.ends.kernel if each.kind == "xid")[:XIDS]
-            exception = replace(exception, notes=(*exception.notes, *xids))
+        exception = _with_xids(log, _with_cut_off(reason(thing.exception)))
         error = replace(error, exception=exception, traceback=thing.traceback)
         if exception.type == "ModuleNotFoundError":
             error = replace(error, quotes=tuple(log.environment(thing.begin)))
@@ -45,10 +42,21 @@ def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = Non
         error = replace(error, exit_code=thing.code, signal=thing.signal)
         named = exception_in(thing.message) if thing.kind == "exit" and thing.code == 1 else None
         error = error if named is None else replace(error, kind="exception", exception=named)
+        thrown = _THROWN.search(thing.message) if thing.kind == "signal" else None
+        if thrown is not None:
+            error = replace(error, exception=_with_xids(log, ExceptionRecord("RuntimeError", "", thrown[1])))
         if "of the batch script)" in thing.message:
             error = replace(error, quotes=tuple(log.environment(thing.number)))
     node = (node if node not in LOCAL else None) or log.node_of(thing.line)
     return replace(error, node=node, local_rank=thing.line.local)
+
+
+def _with_xids(log: AttemptLog, exception: ExceptionRecord) -> ExceptionRecord:
+    """Return an error of a device with the kernel's lines on it: they decide what the driver's error only guesses."""
+    if not _OF_DEVICE.search(exception.message):
+        return exception
+    xids = tuple(each.text for each in log.ends.kernel if each.kind == "xid")[:XIDS]
+    return replace(exception, notes=(*exception.notes, *xids))
 
 
 def _with_cut_off(exception: ExceptionRecord) -> ExceptionRecord:
