@@ -18,14 +18,14 @@ _INTRODUCES = re.compile(
 # A first line of a message whose reason is in its further lines.
 _SEVERAL = re.compile(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
-    r"The actor died|ranks:dict_keys|ncclResult|task names|following|HCCL error|OPS function error"
-    r"|NPU (?:function )?error"
+    r"The actor died|node running low on memory|ranks:dict_keys|ncclResult|task names|following|HCCL error"
+    r"|OPS function error|NPU (?:function )?error"
 )
 _ALSO = re.compile(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"/job:|The actor is dead|\[Rank \d+ Error|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]|(socket|bootstrap|Net"
-    r"|Call to|Connection"
+    r"/job:|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]"
+    r"|(socket|bootstrap|Net|Call to|Connection"
     r"|Cuda failure|Error)\b"
 )
 _TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")

@@ -21,7 +21,13 @@ _BUILT = re.compile(
     r"(?m)^(?:\S{0,300}/)?(?P<text>[^\s/]{1,100}: (?:.{0,60}error: |cannot find |undefined reference).{1,200})$"
 )
 _EXPLANATION = re.compile(r"(?P<what>[^\n]{1,200})\n {2}Explanation: (?P<text>[^\n]{1,300})")  # of torch's compiler
-_ACTOR = re.compile(r"(?P<text>The actor is dead because [^.\n]{1,200}\.(?: Worker exit type: \w+)?)")  # of Ray
+# Of Ray.
+_ACTOR = re.compile(r"(?P<text>The actor is dead because [^.\n]{1,200}\.(?: Worker exit type: (?P<type>\w+))?)")
+_NAMED = re.compile(r"^\s+(pid|name|ip): (\S{1,200})$", re.MULTILINE)
+_RAY_MEMORY = re.compile(
+    r"Memory on the node \(IP: (?P<ip>[^,)\s]{1,60}).{0,300}?\bpid=(?P<pid>\d+)[^)]{0,80}?\) was running was"
+    r" (?P<use>[\d.]+ ?GB / [\d.]+ ?GB)"
+)
 # Of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL: the second one may be cut off.
 _FINGERPRINT = (
     r"Rank (?P<rank{0}>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<number{0}>\d+), )?"
@@ -162,8 +168,22 @@ def _within(text: str) -> str:
     traced = _EXPLANATION.match(text)
     if traced is not None:
         return f"{traced['what']}: {traced['text']}"
-    found = gaudi or _ACTOR.search(text) or built
+    if actor := _ACTOR.search(text):
+        return _of_actor(text, actor)
+    if memory := _RAY_MEMORY.search(text):
+        return f"Ray killed pid {memory['pid']} on {memory['ip']}: its node ran low on memory ({memory['use']})"
+    found = gaudi or built
     return found["text"] if found is not None else _mismatch(text)
+
+
+def _of_actor(text: str, actor: re.Match[str]) -> str:
+    """Return which actor of Ray died, and how: ``Worker_0:1 (pid 77 on 10.0.0.5) died: SYSTEM_ERROR``."""
+    named = dict(_NAMED.findall(text[: actor.start()]))
+    if "pid" not in named:
+        return actor["text"]
+    where = f" on {named['ip']}" if "ip" in named else ""
+    how = f": {actor['type']}" if actor["type"] else ""
+    return f"{named.get('name', 'an actor')} (pid {named['pid']}{where}) died{how}"
 
 
 def _mismatch(text: str) -> str:

@@ -93,9 +93,11 @@ def subject(failure: Json) -> str:
     """``rank 3 on n2``, ``all 4 ranks``, or the lost nodes."""
     if failure.get("alike"):
         return safe(failure["alike"]["subject"])
+    if failure["where"] is not None and "/elastic/rendezvous/" in failure["where"]["file"]:
+        # Before it had started a rank.
+        return f"torchrun{_on(failure['node'])}"
     if failure["rank"] is None and failure.get("kind") in WORKER_KINDS:
-        where = f" on {safe(failure['node'])}" if failure["node"] else ""
-        return f"some rank{where}"
+        return f"some rank{_on(failure['node'])}"
     if failure["rank"] is None:
         nodes = failure["nodes"]
         if not nodes:
@@ -105,7 +107,17 @@ def subject(failure: Json) -> str:
         return f"ranks {clip(failure['ranks'], 24)} on {names(failure['nodes'])}"
     if failure["node"] is None or _RUN_FOLDER.fullmatch(failure["node"]):
         return rank_of(failure)
-    return f"rank {failure['rank']} on {safe(failure['node'])}"
+    return f"rank {failure['rank']}{_on(failure['node'])}"
+
+
+def _on(node: str | None) -> str:
+    """`` on n2``; of a process of Ray `` on 10.0.0.5 (pid 77)``, or `` (pid 77)`` on an unnamed node."""
+    if not node:
+        return ""
+    ip, border, pid = node.rpartition("pid ")
+    if not border or not pid.isdecimal():
+        return f" on {safe(node)}"
+    return f" on {safe(ip.strip())} (pid {pid})" if ip else f" (pid {pid})"
 
 
 def first_of(failure: Json) -> str:

@@ -246,6 +246,18 @@ PRIMARIES = [
     ("extension-build", raised("RuntimeError", "Error building extension 'fused_adam': [1/2] g++ -c fused_adam.cpp")),
     ("line-ends", Evidence("exit", message="the batch script has DOS line ends: $'\\r'", exit_code=127)),
     (
+        "rendezvous-timeout",
+        raised(
+            "RendezvousTimeoutError",
+            module="torch.distributed.elastic.rendezvous.api",
+            files=("/v/torch/distributed/run.py", "/v/torch/distributed/elastic/rendezvous/dynamic_rendezvous.py"),
+        ),
+    ),
+    (
+        "ray-process",
+        raised("ActorDiedError", "The actor died unexpectedly before finishing this task.", "ray.exceptions"),
+    ),
+    (
         "ray-memory",
         raised("OutOfMemoryError", "Task was killed due to the node running low on memory.", "ray.exceptions"),
     ),

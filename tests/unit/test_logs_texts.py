@@ -541,7 +541,7 @@ ValueError: bad batch 17 in shard 3
 Training errored after 5 iterations at 2024-05-01 12:00:01. Total running time: 1min 2s
 Error file: /home/ann/ray_results/TorchTrainer/error.txt
 """,
-    "some rank: ValueError: bad batch 17 in shard 3 at /home/ann/train.py:42 in train_loop",
+    "rank 1 on 10.0.0.3 (pid 41234): ValueError: bad batch 17 in shard 3 at /home/ann/train.py:42 in train_loop",
 )
 TEXTS["Horovod's ranks follow the one whose exit mpirun names"] = (
     """[1,0]<stdout>:epoch 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import OTHER_NODE, POINTLESS, PRIMARY, Cause
-from ftslurm.failures.predicates import at_end, either, kind, scheduler, spawned
+from ftslurm.failures.predicates import at_end, either, exception, kind, scheduler, spawned
 from ftslurm.failures.retryability import PERHAPS
 
 ROWS: tuple[Cause, ...] = (
@@ -23,8 +23,16 @@ ROWS: tuple[Cause, ...] = (
           spawned("^the working directory "),
           "Create or mount it on that node, or submit from a directory that all nodes have (--chdir).",
           not_for="a file that is missing", restart=OTHER_NODE, blame=PERHAPS),
+    Cause("rendezvous-timeout", "its nodes did not meet", PRIMARY, exception("RendezvousTimeoutError"),
+          "Start torchrun on all nodes, with the same --nnodes and an --rdzv-endpoint that all of them reach; a node on"
+          " which it did not start is missed by the others.",
+          not_for="a rank that waits for others in its script"),
+    Cause("ray-process", "a process of Ray's died", PRIMARY,
+          exception("ActorDiedError", "WorkerCrashedError", "ActorUnavailableError", "RayActorError"),
+          "It was killed (memory?) or crashed: see its own last lines, and dmesg and Ray's logs of its node.",
+          not_for="an exception that Ray passes on"),
     Cause("container-registry", "the registry refused the container's image", PRIMARY,
-          spawned(r"^the container .*(\b40[13]\b|[Uu]nauthorized|[Ff]orbidden|requested access .{0,60}denied"
+          spawned(r"^the container .*(\b40[134]\b|[Uu]nauthorized|[Ff]orbidden|requested access .{0,60}denied"
                   r"|manifest unknown|name unknown)"),
           "Check the image's name, with its registry (enroot: REGISTRY#IMAGE:TAG), and the credentials on this node.",
           not_for="an image that is a file", restart=POINTLESS, blame=PERHAPS),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from ftslurm.failures.stderr_witness import went_on, witness
 from ftslurm.report.logs.boxes import unboxed
 from ftslurm.report.logs.end import End, Ends, nodes_of
 from ftslurm.report.logs.ends import ends_of
-from ftslurm.report.logs.lines import GAP, Line, streams
+from ftslurm.report.logs.lines import GAP, Line, process, streams
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.reasons import watchdog_lines
 from ftslurm.report.logs.success import ends_well, works
@@ -28,6 +28,8 @@ _ENVIRONMENT = re.compile(
     r"Lmod has detected the following error|[Uu]nable to locate a modulefile|module: command not found"
     r"|EnvironmentNameNotFound|(?:conda|activate|micromamba)\S*: (?:command not found|No such file)"
 )
+_STARTED = re.compile(r"ip=(?P<ip>[\d.]{7,15}), pid=(?P<pid>\d{1,9})\) world_rank=(?P<rank>\d{1,6})")
+_JOINED = re.compile(r"\[rank=(?P<rank>\d{1,6}), world_size=\d")
 _OF_LAUNCHER = re.compile(
     r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)"
     r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
@@ -57,12 +59,17 @@ class AttemptLog:
         self._of_others = watchdog_lines(lines)  # which a rank that they do not name did not print
         launched = any(end.by in ("torchrun", "table", "deepspeed", "spawn") for end in self.ends.processes)
         self._launched = launched or self._labels.launched or self._unnamed_by_srun(lines)
+        self._processes = dict(_processes(lines))
         self._task_nodes: dict[int | None, str] = {
             task: nodes_of(end.node)[0]
             for end in self.ends.processes
             for task in end.tasks
             if len(nodes_of(end.node)) == 1
         }
+
+    def rank_in(self, process_name: str | None) -> int | None:
+        """Return the rank of a process of Ray; None: not known."""
+        return self._processes.get(process_name or "")
 
     def node_of(self, line: Line) -> str | None:
         """Return the node of a line, as far as it is known."""
@@ -234,6 +241,18 @@ class AttemptLog:
         failed = {line.rank for line in lines if line.rank is not None and line.text.startswith(HEADER)}
         codes = {end.code for end in ends if not end.stopped}
         return bool(tasks and failed) and codes == {1} and not failed & tasks and max(failed) > max(tasks)
+
+
+def _processes(lines: Sequence[Line]) -> Iterator[tuple[str, int]]:
+    """Yield the processes of Ray, and the rank of each, as Ray Train and torch print them."""
+    for line in lines:
+        started = _STARTED.search(line.text)
+        if started is not None:
+            for name in (process(started["pid"], started["ip"]), process(started["pid"], None)):
+                yield name, int(started["rank"])
+        joined = _JOINED.search(line.text) if line.node else None
+        if joined is not None and line.node:
+            yield line.node, int(joined["rank"])
 
 
 class _Labels:

@@ -88,6 +88,7 @@ class Finder:
             rank = self._log.rank_of(own[0])
             for each in raised:
                 of = rank if rank is not None or (each.spawned and self._log.is_nested()) else each.rank
+                of = self._log.rank_in(each.line.node) if of is None else of
                 if each.ignored or self._by_launcher(each) or self._is_reaction(each):
                     if of is not None and _REFERS.search(reason(each.exception).message):
                         referring.add(of)

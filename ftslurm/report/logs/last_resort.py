@@ -23,7 +23,7 @@ from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, record
 from ftslurm.report.logs.success import ends_well, says_completed, works
-from ftslurm.report.logs.tracebacks import HEADER, names_rank, was_caught
+from ftslurm.report.logs.tracebacks import HEADER, Raised, names_rank, was_caught
 
 OF_LAUNCHER = "the log ends within the launcher's own traceback; what failed is not in it"
 ERROR_LINES, NEIGHBOURS, AFTER_ERROR = 60, 4, 6
@@ -67,9 +67,11 @@ def last_resort(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
     cut_off = _cut_off(log)
     if cut_off is not None and (late or cut_off.error.message == OF_LAUNCHER):
         # What is complete comes first: a traceback that breaks off behind it is a consequence, or of another process.
-        whole = _stated(log) or _late(log, late) or _last_error(log, late) or _error_line(log, cut_off.error.order)
+        whole = (
+            _stated(log, late) or _late(log, late) or _last_error(log, late) or _error_line(log, cut_off.error.order)
+        )
         return _killed(log) or whole or cut_off
-    found = _killed(log) or _stated(log) or cut_off or _last_error(log, late) or _late(log, late)
+    found = _killed(log) or _stated(log, late) or cut_off or _last_error(log, late) or _late(log, late)
     return found or _error_line(log)
 
 
@@ -82,7 +84,7 @@ def _killed(log: AttemptLog) -> LastResort | None:
     return LastResort(error, log.tail([*until(log.lines, kill.number, 0)]))
 
 
-def _stated(log: AttemptLog) -> LastResort | None:
+def _stated(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
     found: list[tuple[Stated, Line]] = []
     before = ""
     for line in log.lines:
@@ -99,6 +101,9 @@ def _stated(log: AttemptLog) -> LastResort | None:
     each, line = min(found, key=lambda one: (one[0].value, one[1].number))
     rank = each.rank if each.rank is not None else log.rank_of(line)
     resort = _of(log, line, rank, each.node, log.tail([*until(log.lines, line.number, 0)]))
+    raised = next((one for one in late if isinstance(one.thing, Raised) and line.number in one.thing.numbers), None)
+    if raised is not None and not each.meaning:
+        return LastResort(error_of(log, raised.thing, UNKNOWN if raised.rank is None else raised.rank), raised.tail)
     # Of a traceback's line, the lines above it say less.
     message = each.meaning or (each.text if line.number in log.covered else "")
     return replace(resort, error=replace(resort.error, message=message)) if message else resort

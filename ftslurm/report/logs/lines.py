@@ -49,6 +49,9 @@ _REMOTE = re.compile(
     r"(?=\n(?: {4}[^\n]*\n)?[^\n]{0,120}  File \")|"
     r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
 )
+_PROCESS = re.compile(r"\(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.]{7,15})")
+REMOTE = " of process "
+"""Behind the header of a traceback of Ray's: the process follows."""
 _HEADER = "Traceback (most recent call last):"
 _RANK_TAG = re.compile(r"\[rank[ _]?(\d{1,6})\] ")  # of a program's own logger
 _TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
@@ -118,7 +121,7 @@ def cleaned(text: str) -> list[str]:
         text = text.replace("\r", "\n")
     text = _CONTROL.sub("", text)
     if "): ray::" in text:
-        text = _REMOTE.sub(_HEADER, text)
+        text = _REMOTE.sub(_remote, text)
     if "]: Traceback" in text or "ProcessGroup" in text:
         text = _BEHIND.sub(_apart, text)
     if ("] [rank" in text or "] [default" in text) and _is_counted(_COUNTED.findall(text)):
@@ -127,6 +130,19 @@ def cleaned(text: str) -> list[str]:
     if lines and not lines[-1]:
         lines.pop()
     return [line if len(line) <= LONG else f"{line[: LONG // 2]} ... {line[-LONG // 2 :]}" for line in lines]
+
+
+def _remote(found: re.Match[str]) -> str:
+    """Return a traceback's header for Ray's line on the process whose frames follow."""
+    named = _PROCESS.search(found[0])
+    if named is None:
+        return _HEADER
+    return f"{_HEADER}{REMOTE}{process(named['pid'], named['ip'])}"
+
+
+def process(pid: str, ip: str | None) -> str:
+    """Return the name of a process of Ray, which takes the place of a node's."""
+    return f"{ip} pid {pid}" if ip else f"pid {pid}"
 
 
 def _is_counted(found: Sequence[str]) -> bool:
@@ -271,8 +287,7 @@ def _inner(line: Line, found: re.Match[str]) -> Line:
         return line._replace(text=text, task=int(found["local"]))
     if found["local"]:
         return line._replace(text=text, local=int(found["local"]))
-    process = f"{found['ip']} pid {found['pid']}" if found["ip"] else f"pid {found['pid']}"
-    return line._replace(text=text, node=line.node or process)
+    return line._replace(text=text, node=line.node or process(found["pid"], found["ip"]))
 
 
 def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Line]]:
@@ -289,4 +304,4 @@ def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Li
     return found
 
 
-__all__ = ["GAP", "Line", "cleaned", "labelled", "lines_of", "numbers", "streams"]
+__all__ = ["GAP", "REMOTE", "Line", "cleaned", "labelled", "lines_of", "numbers", "process", "streams"]

@@ -23,7 +23,9 @@ XIDS = 4
 LOCAL = ("localhost", "localhost.localdomain")
 # Slurm measures a step's memory and kills it by itself: the kernel and its counters have no part in it.
 _BY_SLURM = re.compile(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit")
-_THROWN = re.compile(r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})")  # before an abort
+_THROWN = re.compile(
+    r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})"
+)  # before an abort
 _OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
 
 

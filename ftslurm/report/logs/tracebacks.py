@@ -14,7 +14,7 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import traceback_text
 from ftslurm.failures.exception_line import is_relation
 from ftslurm.records.error import ExceptionRecord
-from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.lines import GAP, REMOTE, Line
 from ftslurm.report.logs.success import works
 from ftslurm.report.logs.untangle import HEADER, untangled
 
@@ -45,6 +45,7 @@ _LOGGED = re.compile(
 _CAUGHT = re.compile(
     r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
 )
+_REMOTE = re.compile(rf"{re.escape(HEADER)}{REMOTE}(.+)$")
 _OF_LOGGER = re.compile(r"(?:\S{1,40} ){0,3}\W?(?:INFO|DEBUG|WARNING)\b")
 _C10D = re.compile(r"\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]")
 _OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
@@ -172,6 +173,9 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
     which = spawned or named or _SNIPPET.search(whole) or stated
     rank = int(which[1]) if which is not None else found.rank
     numbers = frozenset(line.number for line in own)
+    remote = next((mark[1] for line in reversed(own) if (mark := _REMOTE.search(line.text))), None)
+    # Of an actor that died, its caller's.
+    first = own[0] if remote is None or found.exception.type == "ActorDiedError" else own[0]._replace(node=remote)
     text = "\n".join(_without(line.text, prefix) for line in own) + "\n"
     return Raised(
         _with_cut_callers(found.exception, [line.text for line in lines[found.end :]]),
@@ -179,7 +183,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         min(numbers),
         max(numbers),
         numbers,
-        own[0],
+        first,
         rank,
         caught,
         spawned=spawned is not None,

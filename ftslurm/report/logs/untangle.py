@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, field
-from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.lines import GAP, REMOTE, Line
 
 HEADER = "Traceback (most recent call last):"
 PATIENCE = 200
@@ -94,6 +94,8 @@ class _Sorter:
         if line.text == GAP:
             self.close(self.open)
         self.close([each for each in self.open if i - each.touched > PATIENCE])
+        if f"{HEADER}{REMOTE}" in line.text:
+            self.close(self.open)  # what waited for that process has no end of its own
         at = line.text.find(HEADER)
         # The bars of a group are of one process.
         if at >= 0 and "Exception Group" not in line.text and "|" not in line.text[:at].strip()[:1]:
