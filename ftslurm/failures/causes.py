@@ -128,7 +128,7 @@ def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str
         root, handled = evidence.root, evidence.handled
         if not cause.vague:
             return text
-        if root is not evidence:
+        if root is not evidence and root.exception != "CancelledError":
             return _from(text, _describe(root, cause))
         return text if handled is None else f"{_first_line(text)} (after {_of_handled(handled, cause)})"
     inner = _first_line(_describe(found, cause))

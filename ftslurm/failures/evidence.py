@@ -14,6 +14,8 @@ _END = 64 * 1024  # characters of stderr's end
 _WATCHDOG_ERROR = re.compile(r"watchdog thread terminated with exception: ((?:CUDA|HIP|NCCL) error: [^\n]{1,300})")
 CAUSE, HANDLED, CONTEXT, MEMBER = "cause", "handled", "context", "member"
 
+_LOOKUPS = ("KeyError", "IndexError", "AttributeError", "StopIteration", "ValueError", "TypeError", "LookupError")
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -161,10 +163,25 @@ class Evidence:
         )
 
 
+def _hidden(text: str) -> ExceptionRecord | None:
+    """Return the exception that ``from None`` hides: a framework's own one may follow from anything.
+
+    Lookups and conversions that fail are no reason of their own: their authors say more in the exception instead.
+    """
+    kind, _, message = text.partition(": ")
+    name = kind.rpartition(".")[2]
+    if not name.isidentifier() or name in _LOOKUPS:
+        return None
+    return ExceptionRecord(name, "", message)
+
+
 def with_exception(whole: Evidence, exception: ExceptionRecord) -> Evidence:
     """Return the evidence of an end by an exception and those behind it."""
     inner = [(MEMBER, with_exception(whole, reason(member))) for member in exception.exceptions]
     link = exception.link
+    hidden = _hidden(exception.hidden)
+    if link is None and hidden is not None:
+        inner.append((HANDLED, with_exception(whole, hidden)))
     if link is not None:
         how = CAUSE if exception.cause is not None else HANDLED if handled(exception) is not None else CONTEXT
         inner.insert(0, (how, with_exception(whole, link if how == CONTEXT else reason(link))))

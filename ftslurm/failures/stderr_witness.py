@@ -94,6 +94,8 @@ _PROGRESS = re.compile(
     r"\S{0,40} ?\d{1,3}%\||[={}\-*+#╰╭│]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: "
 )
 _STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
+# Of a line on a step by which a program says why it goes no further.
+_STOPS = re.compile(r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too)\b")
 # Lines that an exception's text does not have: of a log, of training, of a program that goes on.
 _WENT_ON = re.compile(
     r"(?i)\W{0,3}(?:[IDWE] )?(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
@@ -190,7 +192,7 @@ def last_line(text: str) -> str:
     for line in reversed(output_lines(text)[-LAST_LINES:]):
         bare = RANK_PREFIX.sub("", line)
         if bare.strip() and not bare[0].isspace() and "Warning: " not in bare and not _PROGRESS.match(bare):
-            return "" if _STEP.search(bare) else bare
+            return "" if _STEP.search(bare) and not _STOPS.search(bare) else bare
     return ""
 
 

@@ -43,7 +43,7 @@ _CELL = re.compile(
     r" in (?P<function>[\w.<>]{1,120})"
 )
 NOTEBOOK_LINES = 400
-_THREAD = re.compile(r"Exception in thread (.{1,200}?):?\s*$")
+_THREAD = re.compile(r"Exception in thread (.{1,200}?):?\s*$|future: <Task finished name='(.{1,100}?)' coro=")
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
@@ -107,7 +107,7 @@ class _Chain:
             exception,
             self.links[0][1].first,
             self.end,
-            thread=thread[1] if thread else "",
+            thread=(thread[1] or thread[2]) if thread else "",
             rank=int(rank[1]) if rank else None,
             ignored=any(text in self.before for text in _IGNORED),
         )

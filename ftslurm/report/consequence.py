@@ -94,6 +94,7 @@ def origin(
     clocks: Clocks,
     failed: Sequence[FailedWorker],
     following: Mapping[str, Sequence[Follower]],
+    waiting: Collection[int] = (),
 ) -> Origin | None:
     """Return what the first of failures, all with broken connections, follows from; None: of nothing that is recorded.
 
@@ -102,6 +103,7 @@ def origin(
         clocks: the nodes' clocks.
         failed: the judged failures, first one first.
         following: further ranks that failed so.
+        waiting: ranks that were where these failed, by their stacks.
     """
     first = failed[0]
     finished = [worker.rank for node, worker in _finished(files) if _before(clocks, files, node, worker, first)]
@@ -112,7 +114,7 @@ def origin(
     named = {rank for text in messages for rank in late_ranks(text)} - ranks
     if named:
         return Origin(ABSENT, tuple(sorted(named)), named=True)
-    absent = bystanders(files, ranks)
+    absent = bystanders(files, {*ranks, *waiting})
     return Origin(ABSENT, tuple(absent)) if absent else None
 
 

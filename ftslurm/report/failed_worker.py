@@ -335,7 +335,9 @@ def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: S
         usable = inner is not None and not inner.cause.cascade and (not inner.cause.vague or plain.cause.vague)
         cause = inner.cause if inner is not None and usable else plain.cause
         worker = replace(plain, cause=cause, what=what, evidence=source, alone=plain)
-        return worker if inner is None else _of_child(worker, inner, f"{said.source}: {why}")
+        if inner is None:
+            inner = replace(plain, frames=said.found.frames)  # of a crash, faulthandler's
+        return _of_child(worker, inner, f"{said.source}: {why}") if inner.frames != plain.frames else worker
     if plain.what == NO_END and inner is not None:
         # Nothing else is known of it.
         text = said.found.text if not said.certain else inner.what.split("\n", 1)[0]

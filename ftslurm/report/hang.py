@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
+from ftslurm.failures.exception_line import HEADER
 from ftslurm.monitor.faulthandler_text import Frame
 from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
 from ftslurm.monitor.stacks_file import Stacks
@@ -154,6 +155,7 @@ def hang_failure(
         advice=_advice(verdict) if files.stacks else cause.advice,
         where=location_of(frame.file, frame.line, frame.function, None, cwd) if frame else None,
         log=log_end(tails, None),
+        remarks=_raised_before(files, rank) if len(suspect_ranks) == 1 else (),
         evidence=("state", *(("stacks",) if files.stacks else ())),
         hang={
             "rank": hang.rank,
@@ -207,6 +209,21 @@ def has_parties(verdict: Triage) -> bool:
     return not verdict.suspects and len(_all_ranks(verdict)) > 1
 
 
+def _raised_before(files: RoundFiles, rank: int) -> tuple[str, ...]:
+    """Return the exception with which the stderr of the only suspect ends: it may be cleaning up after it."""
+    text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
+    if HEADER not in text:
+        return ()
+    from ftslurm.failures.stderr_witness import TRACEBACK, witness
+
+    found = witness(text)
+    others = (tail.text for other, tails in files.tails.items() if other != rank for tail in tails)
+    if found is None or found.kind != TRACEBACK or found.thread or any(found.text in other for other in others):
+        return ()
+    place = f" at {_place_of(found.frames[-1])}" if found.frames else ""
+    return (f"rank {rank} had failed before, and printed: {found.text}{place}",)
+
+
 def dead_threads(files: RoundFiles, verdict: Triage) -> str:
     """Return which thread of a suspect an exception had ended, by its stderr; empty: none."""
     for rank in dict.fromkeys([*(rank for group in verdict.suspects for rank in group.ranks), *files.tails]):
@@ -218,13 +235,14 @@ def dead_threads(files: RoundFiles, verdict: Triage) -> str:
 
 def dead_thread(rank: int, tail: LogTail) -> str:
     """Return which thread of a rank an exception had ended, by the end of its stderr; empty: none."""
-    if tail.stream != "stderr" or "Exception in thread" not in tail.text:
+    if tail.stream != "stderr" or ("Exception in thread" not in tail.text and "<Task finished" not in tail.text):
         return ""
     from ftslurm.failures import stderr_witness
 
     for dead in stderr_witness.dead_threads(tail.text)[-1:]:
         place = f" at {_place_of(dead.frames[-1])}" if dead.frames else ""
-        return f"thread {dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
+        kind = "task" if f"<Task finished name='{dead.thread}'" in tail.text else "thread"
+        return f"{kind} {dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
     return ""
 
 

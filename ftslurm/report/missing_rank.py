@@ -34,11 +34,13 @@ def suspects(places: Triage | None, worker: FailedWorker, found: Origin) -> Tria
         worker: the failure that is the first one otherwise.
         found: what it follows from.
     """
-    if places is None or found.kind != ABSENT or not _meeting(worker.frames) or _came(places, worker, found):
+    if places is None or found.kind != ABSENT or not _meeting(worker.frames):
         return None
-    named = with_suspects(places, found.ranks, ODD, found.text)
+    # Who came waits, too, even if it has not given up yet.
+    missing = set(found.ranks) - there(places, worker)
+    named = with_suspects(places, tuple(sorted(missing)), ODD, found.text)
     located = {rank for group in named.suspects if group.activity is not None for rank in group.ranks}
-    return named if located.issuperset(found.ranks) else None
+    return named if missing and located.issuperset(missing) else None
 
 
 def waits_for_more(places: Triage | None, worker: FailedWorker, found: Origin, world: int | None) -> Triage | None:
@@ -48,7 +50,9 @@ def waits_for_more(places: Triage | None, worker: FailedWorker, found: Origin, w
         places, worker, found: see `suspects`.
         world: the number of ranks.
     """
-    if places is None or world is None or _meeting(worker.frames) != MEETINGS[0] or not _came(places, worker, found):
+    if places is None or world is None or _meeting(worker.frames) != MEETINGS[0] or found.kind != ABSENT:
+        return None
+    if not there(places, worker).issuperset(found.ranks):
         return None
     size = _size_of(worker)
     if size is not None and size <= world:
@@ -58,16 +62,17 @@ def waits_for_more(places: Triage | None, worker: FailedWorker, found: Origin, w
     return with_suspects(places, (), NONE, text)
 
 
-def _came(places: Triage, worker: FailedWorker, found: Origin) -> bool:
-    """Return whether the ranks that did not fail are in the function in which the others gave up."""
+def there(places: Triage, worker: FailedWorker) -> set[int]:
+    """Return the ranks that did not fail, but are in the function in which the others gave up."""
     meeting = _meeting(worker.frames)
-    there = {
+    if not meeting:
+        return set()
+    return {
         rank
         for group in places.groups
         if any(frame.function == meeting and frame.file.endswith(_C10D) for frame in group.frames)
         for rank in group.ranks
     }
-    return found.kind == ABSENT and there.issuperset(found.ranks)
 
 
 def _size_of(worker: FailedWorker) -> int | None:
@@ -138,4 +143,4 @@ def _meeting(frames: Sequence[Frame]) -> str:
     return next((name for name in inner if name in MEETINGS), "")
 
 
-__all__ = ["missing_rank", "noticed_by", "suspects", "too_few_ranks", "waits_for_more"]
+__all__ = ["missing_rank", "noticed_by", "suspects", "there", "too_few_ranks", "waits_for_more"]

@@ -37,6 +37,8 @@ _NO_DEVICE = re.compile(r"no GPUs found|No CUDA GPUs are available|CUDA is not a
 _INITIALIZATION = re.compile(r"CUDA initialization: [^\n(]{8,200}")
 _INTERRUPTS = re.compile(r"(?i)interrupt|\bSIGINT\b|\bCtrl[-+ ]?C\b")
 _TOOL_LINES = 60
+_BY_TOOL = re.compile(r"[\w.+-]{1,60}: \S")
+_OF_ITS_CHILD = re.compile(r"(?i)\bchild returned status|\bexited with|\bfailed with exit|\bnot recoverable")
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
 _TYPES = re.compile(r"^(?:\w+::)*\w+: ")
@@ -186,7 +188,11 @@ def _of_tool(message: str, stderr: str) -> Witness | None:
     if command is None:
         return None
     name = f"{command[1].rpartition('/')[2]}: "
-    known = [line for line in output_lines(stderr)[-_TOOL_LINES:] if line.startswith(name)]
+    lines = output_lines(stderr)[-_TOOL_LINES:]
+    known = [line for line in lines if line.startswith(name)]
+    above = [line for line in lines[: lines.index(known[0])][-1:] if known and _BY_TOOL.match(line)] if known else []
+    if above and _OF_ITS_CHILD.search(known[0]):
+        return Witness(LOGGED, cut_middle(above[0], _CHILD_LIMIT))
     return Witness(LOGGED, cut_middle(known[-2:][0], _CHILD_LIMIT)) if known else None
 
 
@@ -199,9 +205,15 @@ def _child_error(exception: ExceptionRecord) -> ExceptionRecord | None:
 
 
 def _of_interrupt(stderr: str) -> OutputEvidence | None:
-    """Return the last line before the traceback if it speaks of an interruption: a watchdog of the program's own."""
-    from ftslurm.failures.stderr_witness import LOGGED, Witness, line_before
+    """Return why a program interrupted itself: what a thread of it raised or logged with a traceback just before.
 
+    Or the last line before the traceback if it speaks of an interruption: a watchdog of the program's own.
+    """
+    from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, Witness, line_before, witness
+
+    before = witness(stderr, before="KeyboardInterrupt") if "KeyboardInterrupt" in stderr else None
+    if before is not None and before.kind == TRACEBACK and before.exception is not None:
+        return OutputEvidence(before, "its stderr", reason(before.exception), of_child=True)
     line = line_before(stderr, "KeyboardInterrupt") if "KeyboardInterrupt" in stderr else ""
     if not _INTERRUPTS.search(line):
         return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from ftslurm.failures.causes import CASCADE
+from ftslurm.report.answer import SOURCE
 from ftslurm.report.wording import (
     Json,
     Style,
     cost_of,
     place,
+    shortened,
     step_of,
     verdict,
 )
@@ -54,3 +57,15 @@ def repeated_failures(report: Json, style: Style) -> list[str]:
     """The repeated failures of a node or rank; a repeated signature is shown with the failure itself."""
     hints = [each for each in report["repeats"] if each["kind"] != "signature"]
     return [line for each in hints[:REPEATS_SHOWN] for line in style.wrapped(each["text"])]
+
+
+def failed_otherwise(report: Json, cause: Json, style: Style) -> list[str]:
+    """Return how the round or attempt before the last one failed, if otherwise: that may be what has to be mended."""
+    before = [entry for entry in report["rounds"] if entry["round"] < cause["round"]]
+    earlier = before[-1]["first_failure"] if before else None
+    if earlier is None or earlier["signature"] == cause["signature"] or earlier["role"] == CASCADE:
+        return []
+    what = "attempt" if report["source"] != SOURCE else "round"
+    where = f" at {place(earlier)}" if place(earlier) else ""
+    text = shortened(verdict(earlier), 2 * style.width - len(where) - 40)
+    return style.wrapped(f"{what} {earlier['round']} failed otherwise: {text}{where}")

@@ -27,7 +27,7 @@ from ftslurm.report.sections import (
     traceback,
 )
 from ftslurm.report.stopped import blames_a_rank, is_interrupted, stop_hint
-from ftslurm.report.survived import repeated_failures, survived
+from ftslurm.report.survived import failed_otherwise, repeated_failures, survived
 from ftslurm.report.wording import (
     SILENT,
     WIDTH,
@@ -144,7 +144,8 @@ def _failed(report: Json, style: Style) -> list[str]:
         reason = first_line(report["reason"] or "") or "why is not recorded"
         return [*style.title(title, f": {reason}", "red"), f"  {_exit(report)}", *_extent(report, style)]
     lines = answer(report, cause, title, style, style.wrapped(_ending(report, cause)))
-    return lines + _notes(report, style) + repeated_failures(report, style) + _hints(cause, style)
+    lines += failed_otherwise(report, cause, style) + _notes(report, style)
+    return lines + repeated_failures(report, style) + _hints(cause, style)
 
 
 def _notes(report: Json, style: Style) -> list[str]:

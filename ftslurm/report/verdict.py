@@ -273,11 +273,12 @@ def _missing(clocks: Clocks, this: RoundVerdict, found: Sequence[FailedWorker]) 
     worker = found[0]
     if this.places is None or not worker.cause.cascade or worker.cause.name in consequence.BY_ITSELF:
         return None
+    from ftslurm.report.missing_rank import suspects, there, waits_for_more
+
     source = consequence.origin(this.files, clocks, found, this.following)
+    source = source or consequence.origin(this.files, clocks, found, this.following, there(this.places, worker))
     if source is None or consequence.is_own_statement(worker):
         return None
-    from ftslurm.report.missing_rank import suspects, waits_for_more
-
     return suspects(this.places, worker, source) or waits_for_more(this.places, worker, source, this.world_size)
 
 

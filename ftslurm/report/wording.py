@@ -93,7 +93,8 @@ def subject(failure: Json) -> str:
     """``rank 3 on n2``, ``all 4 ranks``, or the lost nodes."""
     if failure.get("alike"):
         return safe(failure["alike"]["subject"])
-    if failure["where"] is not None and "/elastic/rendezvous/" in failure["where"]["file"]:
+    where = failure.get("where")  # which a failure at the same time has not
+    if where and "/elastic/rendezvous/" in where["file"]:
         # Before it had started a rank.
         return f"torchrun{_on(failure['node'])}"
     if failure["rank"] is None and failure.get("kind") in WORKER_KINDS:

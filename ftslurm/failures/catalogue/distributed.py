@@ -126,7 +126,7 @@ ROWS: tuple[Cause, ...] = (
           either(distributed(r"Connection (closed|reset) by (remote )?peer|ncclRemoteError|remote process exited"
                              r"|connectFullMesh failed"
                              r"|Broken pipe|[Ss]ocket closed|Connection refused"
-                             r"|recvValue failed|failed to recv, got 0 bytes|Read (error|timeout)|writev?: "),
+                             r"|recvValue failed|[Ff]ailed to recv, got 0 bytes|Read (error|timeout)|writev?: "),
                  watchdog("remote process exited or there was a network error")),
           "The rank at the other end ended first: look for its failure.",
           not_for="a broken connection to a server of the user's own", behind=True, symptom_of=NETWORK),
