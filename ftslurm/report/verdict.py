@@ -24,7 +24,7 @@ from ftslurm.report.lost_nodes import (
     silent_nodes,
     unreachable_failure,
 )
-from ftslurm.report.named_ranks import named_first
+from ftslurm.report.named_ranks import named_first, odd_model
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -316,6 +316,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         follows=None if source is None else source.short,
         alike=None if same is None else same.as_dict(),
         remarks=(
+            *odd_model(this.failed),
             *_remarks(files, source, same, places),
             *collectives,
             *_dead_thread(worker, tails),

@@ -86,8 +86,9 @@ class Matcher:
         first = known.exception.message.split("\n", 1)[0] if known.exception is not None else ""
         same = bool(first) and isinstance(each.thing, Reason) and first in each.thing.message
         # After its watchdog gave up waiting, the rank itself may have raised why.
-        waited = known.kind == "signal" and isinstance(each.thing, Raised) and timeout_in(known.message)
-        return (known.kind == "exception" or bool(waited)) and not same and not self._follows(each)
+        waited = known.kind == "signal" and timeout_in(known.message) is not None
+        reaction = waited and isinstance(each.thing, Raised) and timeout_in(each.thing.headline) is None
+        return (known.kind == "exception" or reaction) and not same and not self._follows(each)
 
     def _open_ends(self) -> dict[int, End]:
         """Return the ends of ranks without a reason yet; those with one get their exit codes."""
