@@ -83,6 +83,7 @@ def _raised(exception: ExceptionRecord | None, *, similar: bool) -> list[Any]:
         _raised(exception.cause, similar=False),
         _raised(exception.context, similar=False),
         [_raised(member, similar=False) for member in exception.exceptions],
+        exception.hidden,
     ]
 
 

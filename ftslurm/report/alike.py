@@ -178,6 +178,8 @@ def is_same(first: FailedWorker, other: FailedWorker) -> bool:
         first, other = first.alone or first, other.alone or other
     if signature(first) != signature(other) or _end(first) != _end(other):
         return False
+    if first.cause.cascade != other.cause.cascade:
+        return False  # what a framework raises may hide a reason or a consequence
     return first.cause.cascade or _place(first) == _place(other)
 
 

@@ -210,18 +210,17 @@ def has_parties(verdict: Triage) -> bool:
 
 
 def _raised_before(files: RoundFiles, rank: int) -> tuple[str, ...]:
-    """Return the exception with which the stderr of the only suspect ends: it may be cleaning up after it."""
+    """Return the traceback with which the stderr of the only suspect ends: it may be cleaning up after it."""
     text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
     if HEADER not in text:
         return ()
     from ftslurm.failures.stderr_witness import TRACEBACK, witness
 
     found = witness(text)
-    others = (tail.text for other, tails in files.tails.items() if other != rank for tail in tails)
-    if found is None or found.kind != TRACEBACK or found.thread or any(found.text in other for other in others):
+    if found is None or found.kind != TRACEBACK or found.thread:
         return ()
     place = f" at {_place_of(found.frames[-1])}" if found.frames else ""
-    return (f"rank {rank} had failed before, and printed: {found.text}{place}",)
+    return (f"the stderr of rank {rank} ends with a traceback: {found.text}{place}",)
 
 
 def dead_threads(files: RoundFiles, verdict: Triage) -> str:

@@ -130,6 +130,7 @@ def error_record(
 
 def _exception(exception: BaseException, frames: Frames, module: str | None) -> ExceptionRecord:
     cause, context = exception.__cause__, exception.__context__
+    hidden = context is not None and cause is None and exception.__suppress_context__
     return ExceptionRecord(
         type=type(exception).__name__,
         module=module if module is not None else type(exception).__module__,
@@ -137,6 +138,7 @@ def _exception(exception: BaseException, frames: Frames, module: str | None) -> 
         frames=tuple(Frame(*frame) for frame in frames),
         cause=None if cause is None else _exception(cause, frames, None),
         context=None if context is None or exception.__suppress_context__ else _exception(context, frames, None),
+        hidden=f"{type(context).__name__}: {context}" if hidden else "",
     )
 
 

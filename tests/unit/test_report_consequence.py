@@ -18,6 +18,7 @@ BARRIER = "[Rank 0]: Rank 3 failed to pass monitoredBarrier in 2000 ms"
 TORCH = (("/w/train.py", 42, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "wait"))
 C10D = "/lib/site-packages/torch/distributed/distributed_c10d.py"
 CALLED = '  File "/usr/lib/python3.11/subprocess.py", line 571, in run\nsubprocess.CalledProcessError: '
+SHAPE = "shape '[3, 3]' is invalid for input of size 4"
 OWN = "feature service: the ProcessGroup cache timed out"
 
 
@@ -282,3 +283,64 @@ def test_a_programs_own_error_after_a_time_out_of_another_rank_may_be_what_that_
     )
     run = RunBuilder(tmp_path, nodes=4).round().fail(0, late).fail(3, ValueError("row 7"), after_s=0.5)
     assert told(run.stop())[0]["rank"] == 3
+
+
+def test_a_rank_that_still_waits_where_the_others_gave_up_is_not_the_missing_one(tmp_path: Path) -> None:
+    class DistStoreError(RuntimeError):
+        pass
+
+    frames = (("/w/train.py", 42, "main", None), (C10D, 1892, "init_process_group", None))
+    waiting = [("/w/train.py", 42, "main"), (C10D, 1892, "init_process_group")]
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in (1, 2):
+        error = DistStoreError("wait timeout after 8000ms, keys: /default_pg/0//cpu//0/0")
+        run.fail(rank, error, frames=frames, after_s=0.01, module="torch.distributed")
+    run.history[-1]["failure"]["by_peers"] = True
+    run.hang(3, places={3: [("/w/data.py", 40, "load")], 0: waiting})
+    cause, text = told(run.stop())
+    assert (cause["rank"], cause["hang"]["verdict"]) == (3, "missing")
+    assert "rank 3 on n2 has not come to init_process_group in load at data.py:40" in text
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_the_rank_whose_model_differs_is_told_by_all_messages_together(tmp_path: Path, odd: int) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in (1, 0, 3, 2):
+        other = odd if rank != odd else 1
+        own, seen = (6, 4) if rank == odd else (4, 6)
+        text = f"Rank {rank} has {own} params, while rank {other} has inconsistent {seen} params."
+        run.fail(rank, RuntimeError(f"DDP expects same model across all ranks, but {text}"), frames=TORCH)
+    cause, text = told(run.stop())
+    assert (cause["rank"], cause["cause"]) == (odd, "model-mismatch")
+    assert f"rank {odd} has 6 parameters, the others have 4" in text
+
+
+def hiding(text: str, behind: BaseException) -> Exception:
+    """Return an exception that was raised while handling another one, ``from None``."""
+    error = Exception(text)
+    error.__context__, error.__suppress_context__ = behind, True
+    return error
+
+
+def test_what_from_none_hides_tells_a_framework_s_reason_from_its_reactions(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in (2, 0, 1, 3):
+        behind = RuntimeError(SHAPE if rank == 2 else CLOSED)
+        run.fail(rank, hiding("fit failed in stage train", behind), after_s=0.01)
+    cause, text = told(run.stop())
+    assert (cause["rank"], cause["role"]) == (2, "primary")
+    assert "FAILED: rank 2 on n2: Exception: fit failed in stage train (after RuntimeError: shape" in text
+
+
+def test_a_lookup_that_from_none_hides_is_no_reason_of_its_own(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, hiding("no option lr", KeyError("lr")))
+    assert "KeyError" not in told(run.stop())[1]
+
+
+def test_the_round_before_is_told_where_it_failed_otherwise(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().fail(1, ValueError("learning rate became negative")).stop()
+    run.round().fail(0, FileExistsError(17, "File exists")).stop()
+    text = told(run)[1]
+    assert "round 1 failed otherwise: rank 1 on n1: ValueError: learning rate became negative at " in text
+    again = RunBuilder(tmp_path, nodes=2, run_id="b").round().fail(1, ValueError("boom")).stop()
+    assert "failed otherwise" not in told(again.round().fail(1, ValueError("boom")).stop())[1]

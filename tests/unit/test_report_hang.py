@@ -130,6 +130,18 @@ def test_the_report_of_ranks_that_wait_for_the_lock_of_a_dead_builder_names_what
     assert "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -delete" in " ".join(text.split())
 
 
+def test_the_traceback_with_which_the_stderr_of_the_only_suspect_ends_is_told(tmp_path: Path) -> None:
+    raised = (
+        'Traceback (most recent call last):\n  File "/home/ann/lm/data.py", line 17, in load\nValueError: no tokens\n'
+    )
+    said = "the stderr of rank 3 ends with a traceback: ValueError: no tokens at data.py:17"
+    for number, text in enumerate((raised, f"{raised}step 120\n")):
+        run = RunBuilder(tmp_path / str(number)).round().steps(1, 120).wait(200)
+        run.hang(0, places={0: REDUCE, 1: REDUCE, 2: REDUCE, 3: DATA}, step=120).log(3, text)
+        shown = told(run.stop(killed=(0,)).close("failed", REASON))[1]
+        assert (said in " ".join(shown.split())) == (text is raised)
+
+
 def test_several_suspects_are_counted_in_the_headline(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4).round().steps(1, 120).wait(9)
     places = {rank: DATA if rank in (5, 6) else REDUCE for rank in range(8)}

@@ -246,3 +246,47 @@ def test_a_nested_launch_whose_ranks_printed_nothing_is_named_by_its_table() -> 
 def test_a_record_that_torch_copied_counts_more_than_the_output() -> None:
     found = said("exception", TRACEBACK, exception=launcher("/tmp/error.json", 1))
     assert found is None or found.source != "its child's stderr"
+
+
+INTERRUPTED = ExceptionRecord("KeyboardInterrupt", frames=(Frame("/home/ann/train.py", 29, "main"),))
+BROKEN = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 29, in main
+    time.sleep(1)
+KeyboardInterrupt
+"""
+
+
+def test_a_program_that_interrupts_itself_is_explained_by_what_it_logged_just_before() -> None:
+    found = said("interrupt", f"ERROR:root:heartbeat failed\n{TRACEBACK}{BROKEN}", exception=INTERRUPTED)
+    assert found is not None
+    assert found.exception is not None
+    assert found.exception.type == "ValueError"
+    assert said("interrupt", f"loading\n{BROKEN}", exception=INTERRUPTED) is None
+
+
+def test_of_a_tools_lines_the_first_one_counts_and_not_what_follows_from_it() -> None:
+    lines = (
+        "gzip: stdin: not in gzip format\ntar: Child returned status 1\ntar: Error is not recoverable: exiting now\n"
+    )
+    error = ExceptionRecord("CalledProcessError", "subprocess", "Command '['tar', '-xzf', 'd.tgz']' returned non-zero"
+                            " exit status 2.")  # fmt: skip
+    found = said("exception", f"\n{lines}{CALLED}", exception=error)
+    assert found is not None
+    assert found.found.text == "gzip: stdin: not in gzip format"
+
+
+CALLED = """Traceback (most recent call last):
+  File "/usr/lib/python3.11/subprocess.py", line 571, in run
+    raise CalledProcessError(retcode, process.args,
+subprocess.CalledProcessError: Command '['tar', '-xzf', 'd.tgz']' returned non-zero exit status 2.
+"""
+
+
+def test_the_driver_that_torch_only_warned_of_is_why_there_is_no_gpu() -> None:
+    warning = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n"
+    error = ExceptionRecord("ValueError", message="ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+    found = said("gpu-missing", warning, exception=error)
+    assert found is not None
+    assert found.exception is not None
+    assert "driver on your system is too old" in found.exception.message
+    assert said("gpu-missing", "", exception=error) is None

@@ -1,0 +1,96 @@
+"""Directories of a job's files, in which the file that has the reason is not the one of the rank that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftslurm.report.pipeline import report_of_logs
+from ftslurm.report.text import render
+
+STEPS = "".join(f"it={i} mem={i}.1GB\n" for i in range(9))
+CLOSED = """[rank{r}]: Traceback (most recent call last):
+[rank{r}]:   File "/home/ann/train.py", line 5, in <module>
+[rank{r}]:     dist.all_reduce(t)
+[rank{r}]:   File "/opt/site-packages/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+[rank{r}]:     work.wait()
+[rank{r}]: RuntimeError: [/pytorch/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:7
+"""
+DESCRIBED = """Name:             job-worker-0
+Containers:
+  pytorch:
+    State:          Terminated
+      Reason:       OOMKilled
+      Exit Code:    137
+    Limits:
+      memory:          64Gi
+"""
+SLOW_DOWN = """Traceback (most recent call last):
+  File "/home/ann/data.py", line 12, in prepare_shard
+    raise error
+botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation
+"""
+DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
+    "a shell names a killed process in a file of its own": (
+        {
+            "rank0.log": STEPS + CLOSED.format(r=0),
+            "rank1.log": STEPS,
+            "rank2.log": STEPS + CLOSED.format(r=2),
+            "slurm-4711.out": "run.sh: line 9: 29786 Killed   RANK=$r python train.py > rank$r.log 2>&1\n"
+            "pid 29786 exit 137\n",
+        },
+        "rank 1: killed by SIGKILL",
+    ),
+    "kubectl describes a pod that was killed for memory": (
+        {
+            "master-0.log": "[rank 0] step 1\n[rank 0] step 2\n" + CLOSED.format(r=0),
+            "worker-0.log": "[rank 1] step 1, rss 58 GiB\n[rank 1] step 2, rss 63 GiB\n",
+            "describe-worker-0.txt": DESCRIBED,
+        },
+        "rank 1 on job-worker-0: killed by the kernel: its memory limit was reached",
+    ),
+    "a launcher's console beside its ranks' texts": (
+        {
+            "rank0.stderr.txt": "",
+            "rank0.stdout.txt": STEPS,
+            "rank3.stderr.txt": SLOW_DOWN,
+            "rank3.stdout.txt": STEPS,
+            "console.log": "ERROR:composer.cli.launcher:Rank 3 crashed with exit code 1.\n"
+            "Global rank 0 (PID 771) exited with code -15\nGlobal rank 3 (PID 774) exited with code 1\n"
+            "ERROR:composer.cli.launcher:Global rank 0 (PID 771) exited with code -15\n",
+        },
+        "rank 3: ClientError: An error occurred (SlowDown) when calling the GetObject operation at",
+    ),
+    "torchrun's folders without its console": (
+        {
+            "none_abcdefgh/attempt_0/0/stderr.log": "",
+            "none_abcdefgh/attempt_0/0/stdout.log": STEPS,
+            "none_abcdefgh/attempt_0/1/stderr.log": CLOSED.format(r=1),
+            "none_abcdefgh/attempt_0/1/stdout.log": STEPS,
+            "none_abcdefgh/attempt_0/2/stderr.log": "",
+            "none_abcdefgh/attempt_0/2/stdout.log": STEPS,
+        },
+        "no failure in the logs of ranks 0, 2: one of them may have ended first without a word",
+    ),
+    "an error of which its rank says what it does instead": (
+        {
+            "none_abcdefgh/attempt_0/0/stderr.log": "",
+            "none_abcdefgh/attempt_0/0/stdout.log": "loss 2.0\n" * 5,
+            "none_abcdefgh/attempt_0/1/stderr.log": "ERROR: cache /c.bin not found, rebuilding\n" * 3,
+            "none_abcdefgh/attempt_0/1/stdout.log": "loss 2.0\n" * 5,
+        },
+        "no failure found",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_the_files_of_a_directory_are_judged_together(name: str, tmp_path: Path) -> None:
+    files, says = DIRECTORIES[name]
+    for file, text in files.items():
+        path = tmp_path / "logs" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shown = " ".join(render(report_of_logs(tmp_path / "logs")).split())
+    assert says in shown
