@@ -191,6 +191,10 @@ def _exception(evidence: Evidence, message: str) -> str:
         text = f"{evidence.exception}: {message}"
     else:
         text = f"{evidence.exception}: {line}"
+    own = evidence.nccl_warnings[-1:] if "nccl" in message.lower() and "Last error" not in message else ()
+    if own and own[0] not in text:
+        first, newline, rest = text.partition("\n")
+        text = f"{first}: {own[0]}{newline}{rest}"
     if not evidence.raised_again:
         return text
     first, newline, rest = text.partition("\n")

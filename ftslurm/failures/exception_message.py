@@ -34,7 +34,11 @@ _SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
 _FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
 # Of torch's compiler, whose message has several paragraphs.
 _GRAPH_BREAK, _DETAIL = re.compile(r" {2}Explanation: "), re.compile(r" {1,2}\S")
-RELATION_LINES = 8
+RELATION_LINES, PROSE_LINES = 8, 6
+_PROSE = re.compile(
+    r"(?!Traceback|During handling|The above|srun|slurm|INFO|WARN|ERROR|Epoch|Step)"
+    r"\s*(?:[A-Z][a-z]+|[a-z]{1,20}) [A-Za-z(]"
+)
 
 
 def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, whole: bool) -> tuple[int, str]:
@@ -45,6 +49,7 @@ def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, who
         first: its first line.
     """
     kept = [first]
+    begun_below = not first and lines[at].rstrip().endswith(":")  # the message begins with a line end
     at += 1
     nested = False
     while at < len(lines) and len(kept) < MESSAGE_LINES:
@@ -61,6 +66,10 @@ def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, who
             if ends and not any(map(is_relation, [kept[-1], *lines[at : at + RELATION_LINES]])):
                 break
         elif not (whole or prefix):
+            if begun_below and len(kept) <= PROSE_LINES and _PROSE.match(own):
+                kept.append(own.rstrip())
+                at += 1
+                continue
             further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
             if not own.strip() and first.endswith(":") and len(kept) == 1 and _TEXT.match(further):
                 # A message in two paragraphs, of which the first one only introduces the second.

@@ -14,6 +14,8 @@ RANK_PREFIX = re.compile(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{
 """What torch's hook, torchrun or srun put before a rank's line."""
 _LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
 _KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
+_PAIR = re.compile(r"\b(\w{1,40})=(\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
+_ERROR_KEYS = ("err", "error", "exc", "exception")
 GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
 # Of bash and dash: a script's own error.
 _SHELL = re.compile(
@@ -46,6 +48,9 @@ def logged_error(line: str) -> str | None:
     by_lmod = _LMOD.match(bare)
     if by_lmod is not None:
         return f"Lmod: {by_lmod['text']}"
+    pairs = dict(_PAIR.findall(bare[:2000])) if _KEYS.search(bare[:1000]) else {}
+    if named := next((pairs[key] for key in _ERROR_KEYS if key in pairs), ""):
+        return named.strip('"').replace('\\"', '"')
     found = GLOG.match(bare) or _PLAIN.match(bare) or _KEYS.search(bare[:1000])
     if found is None and _NAMED.match(bare):
         return bare
@@ -76,7 +81,7 @@ def _json_error(line: str) -> str | None:
     level = next((value[key] for key in ("level", "levelname", "severity") if key in value), "")
     if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
         return None
-    return (text_of(value, "message", "msg", "event") or "").strip() or None
+    return (text_of(value, *_ERROR_KEYS) or text_of(value, "message", "msg", "event") or "").strip() or None
 
 
 __all__ = ["GLOG", "RANK_PREFIX", "json_exception", "logged_error"]

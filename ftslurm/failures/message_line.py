@@ -30,7 +30,7 @@ _RAY_MEMORY = re.compile(
 )
 # Of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL: the second one may be cut off.
 _FINGERPRINT = (
-    r"Rank (?P<rank{0}>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<number{0}>\d+), )?"
+    r"Rank (?P<rank{0}>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<number{0}>\d+),? ?)?"
     r"OpType=(?P<name{0}>\w+)(?:, TensorShape=(?P<shape{0}>\[[^\]]{{0,60}}\]))?"
 )
 _MISMATCH = re.compile(
@@ -82,7 +82,7 @@ _ADVICE = re.compile(
 _INTRODUCES = (":", "(", "[", "{")
 _POSITION = re.compile(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
-_FEW = 3
+_FEW, _SOURCE_INDENT = 3, 8
 _DETAIL = re.compile(r"\s+\w[\w ]{0,30}: \S")
 _NO_TEXT = re.compile(r"Traceback \(most recent|File \"|Exception raised from|frame #\d|Last error")
 _NOTE = re.compile(
@@ -97,7 +97,7 @@ def message_line(message: str) -> str:
     That is its first line; with the next one where that only introduces it (``Error(s) in loading state_dict for
     Net:``). For a child process its end comes before its command; for NCCL, the last error behind the error code.
     """
-    text = message[: 64 * 1024].strip()
+    text = _without_indent(message[: 64 * 1024]).strip()
     if launcher := _launcher_line(text):
         return launcher
     named = _NAMES.search(text)
@@ -135,6 +135,15 @@ def message_line(message: str) -> str:
             break
         first = f"{first} {line.strip()}".strip()
     return _without_advice(first)
+
+
+def _without_indent(message: str) -> str:
+    """Return a message whose first line is empty without the indentation of the source that has it."""
+    if not message.startswith("\n"):
+        return message
+    lines = message.strip("\n").split("\n")
+    depth = min((len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0)
+    return "\n".join(line[depth:] for line in lines).rstrip()
 
 
 def _validation_line(text: str) -> str:
@@ -218,6 +227,7 @@ def whole_line(message: str) -> str:
 
     Parsers and validators put the subject first, and what is wrong with it below.
     """
+    message = _without_indent(message)
     if "\n" not in message or len(message) > _WHOLE_LIMIT or _launcher_line(message.strip()) or _within(message):
         return ""
     if fields := _validation_line(message.strip()):
@@ -232,8 +242,9 @@ def whole_line(message: str) -> str:
     kept = [line.strip() for line in known]
     if not 2 <= len(kept) <= _WHOLE_LINES or kept[0].endswith(_INTRODUCES):
         return ""
-    # Lines that are all indented have details of a first line that is complete.
-    if all(line[:2].isspace() for line in known[1:]) and not any(map(_POSITION.match, known[1:])):
+    # Lines that are all indented have details of a first line that is complete, unless the source was indented so.
+    of_source = len(known) <= _FEW and all(line.startswith(" " * _SOURCE_INDENT) for line in known[1:])
+    if not of_source and all(line[:2].isspace() for line in known[1:]) and not any(map(_POSITION.match, known[1:])):
         return ""
     text = kept[0]
     for line in kept[1:]:

@@ -185,6 +185,15 @@ def loader_gone(e: Evidence) -> bool:
     )
 
 
+def not_saved(match: Match) -> Match:
+    """Match what happens where a checkpoint is loaded, and not where one is saved."""
+
+    def matches(e: Evidence) -> bool:
+        return match(e) and not any(file.endswith("/state_dict_saver.py") for file in e.files)
+
+    return matches
+
+
 def xid(*numbers: int) -> Match:
     """Match an error of CUDA beside which the kernel reported one of these Xids of a GPU."""
     pattern = rf"NVRM: Xid \([^)]{{1,60}}\): ({'|'.join(map(str, numbers))})\b"

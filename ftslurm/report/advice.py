@@ -75,7 +75,7 @@ def advice_on(
         return _import(worker, same, attempt)
     if name == "wrong-usage":
         return _arguments(stderr, attempt)
-    if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch"):
+    if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch", "nccl"):
         return _of_torch(worker)
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
@@ -91,6 +91,8 @@ def _of_torch(worker: FailedWorker) -> str | None:
         return "Compare the ranks' code paths and shapes at this call." if both else None
     if worker.cause.name == "port-in-use":
         return _port(worker)
+    if worker.cause.name == "nccl":
+        return "" if worker.nccl_warnings else None  # its own reason is known
     if not _by_agent(worker):
         return None
     return (

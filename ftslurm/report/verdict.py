@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.own_code import own_frame
+from ftslurm.failures.reason import handled
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
@@ -35,6 +38,7 @@ from ftslurm.report.root_cause import (
     survived_stderr,
 )
 from ftslurm.report.round_facts import attempt_of, ended_ns, nodes_of, outcome_of, started_ns, world_size_of
+from ftslurm.report.wording import shortened
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
     from ftslurm.report.standstill import Standstill
 
 EARLIER_KEPT = 20
+CAUGHT_LIMIT = 120
+SURVIVED_TYPES = frozenset(
+    ("KeyError", "IndexError", "AttributeError", "StopIteration", "ImportError", "ModuleNotFoundError", "Empty", "Full")
+)
 
 
 @dataclass(frozen=True)
@@ -317,6 +325,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         alike=None if same is None else same.as_dict(),
         remarks=(
             *odd_model(this.failed),
+            *_while_handling(worker),
             *_remarks(files, source, same, places),
             *collectives,
             *_dead_thread(worker, tails),
@@ -333,6 +342,21 @@ def _dead_thread(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
 
     found = (dead_thread(worker.rank, tail) for tail in tails)
     return [text for text in found if text][:1]
+
+
+def _while_handling(worker: FailedWorker) -> list[str]:
+    """Return the failure whose handler called what failed then, where the handler did not raise that itself.
+
+    A program that goes on without what it looked up or imported has handled that.
+    """
+    exception = worker.exception
+    caught = None if exception is None or exception.cause is not None else exception.context
+    if exception is None or caught is None or not caught.frames or worker.cause.cascade or exception.raised_again:
+        return []
+    if caught.type in SURVIVED_TYPES or handled(exception) is not None:
+        return []
+    text = shortened(f"{caught.type}: {message_line(caught.message)}".rstrip(": "), CAUGHT_LIMIT)
+    return [f"raised while handling {text} ({own_frame(caught.frames).place})"]
 
 
 def _remarks(

@@ -31,6 +31,7 @@ OF_JOB = ("step-refused", "step-launch", "batch-script")
 AGENT_DEFECT, DEFECT = "agent-defect", "its agent ended by a defect of ftslurm: "
 """The cause of a node that was lost by a defect, and the reason in its death notice."""
 
+_OF_TORCHRUN = re.compile(r"/elastic/(?:rendezvous|agent)/|/bin/torchrun$")
 _OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
 # torchrun's folder of a run without an id, which is no node.
 _RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
@@ -93,8 +94,8 @@ def subject(failure: Json) -> str:
     """``rank 3 on n2``, ``all 4 ranks``, or the lost nodes."""
     if failure.get("alike"):
         return safe(failure["alike"]["subject"])
-    where = failure.get("where")  # which a failure at the same time has not
-    if where and "/elastic/rendezvous/" in where["file"]:
+    places = [each for each in (failure.get("where"), failure.get("raised_in")) if each]
+    if failure["rank"] is None and any(_OF_TORCHRUN.search(each["file"]) for each in places):
         # Before it had started a rank.
         return f"torchrun{_on(failure['node'])}"
     if failure["rank"] is None and failure.get("kind") in WORKER_KINDS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import OLDER_CHECKPOINT, OTHER_NODE, POINTLESS, PRIMARY, Cause
-from ftslurm.failures.predicates import damaged, either, exception, os_error, signal, with_path
+from ftslurm.failures.predicates import damaged, either, exception, not_saved, os_error, signal, with_path
 from ftslurm.failures.retryability import PERHAPS
 
 ROWS: tuple[Cause, ...] = (
@@ -19,10 +19,10 @@ ROWS: tuple[Cause, ...] = (
           "Compare it with the original, and copy it again; loaders can skip damaged samples.",
           not_for="a checkpoint", behind=True),
     Cause("checkpoint-mismatch", "the checkpoint does not fit the model", PRIMARY,
-          exception("RuntimeError", "ValueError", "KeyError", text=r"Error\(s\) in loading state_dict"
+          not_saved(exception("RuntimeError", "ValueError", "KeyError", text=r"Error\(s\) in loading state_dict"
                     r"|\Asize mismatch for |Missing key in checkpoint state_dict|Size mismatch between saved"
                     r"|loaded state dict (has|contains)"
-                    r"|[Uu]nexpected key\(s\) in state_dict|Failed to validate global plan"),
+                    r"|[Uu]nexpected key\(s\) in state_dict|Failed to validate global plan")),
           "Compare model, parallel sizes and versions with those of the run that saved it; no restart changes them.",
           not_for="a damaged file", restart=POINTLESS, behind=True),
     Cause("weights-only", "torch.load refuses the objects in this file", PRIMARY,

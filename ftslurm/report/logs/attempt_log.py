@@ -204,7 +204,10 @@ class AttemptLog:
         if own:
             return self.tail(own)
         ends = [end.number for end in self.ends.processes]
+        # What Kubernetes prints about a pod is no rank's output.
+        about = {self.part_of(end.number) for end in self.ends.processes if end.by == "pod"}
         unlabelled = (line for line in self.lines if line.rank is None and line.task is None and line.local is None)
+        unlabelled = (line for line in unlabelled if line.part not in about)
         unlabelled = (line for line in unlabelled if line.number not in self._of_others)
         unlabelled = (line for line in unlabelled if names_rank(line.text[:200]) in (None, rank))
         tail = self.tail([line for line in unlabelled if not ends or line.number < ends[0]])
@@ -245,6 +248,12 @@ class AttemptLog:
 
 def _processes(lines: Sequence[Line]) -> Iterator[tuple[str, int]]:
     """Yield the processes of Ray, and the rank of each, as Ray Train and torch print them."""
+    named: dict[str, set[int]] = {}
+    for line in lines:
+        if line.node and "pid " in line.node and (rank := names_rank(line.text[:200])) is not None:
+            named.setdefault(line.node, set()).add(rank)
+    # Its first line may be the only one that says so.
+    yield from ((node, ranks.pop()) for node, ranks in named.items() if len(ranks) == 1)
     for line in lines:
         started = _STARTED.search(line.text)
         if started is not None:

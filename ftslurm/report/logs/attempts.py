@@ -126,7 +126,9 @@ def _names(end: End) -> list[tuple[object, ...]]:
         return [("agent", end.agent)] if end.agent else []
     if end.by == "table":
         # An agent prints one table, at its end.
-        return [("row", end.rank), ("table", end.node)] if end.root else []
+        # Two agents on one machine have different first ranks.
+        first = None if end.rank is None or end.local is None else end.rank - end.local
+        return [("row", end.rank), ("table", end.node, first)] if end.root else []
     if end.by == "srun":
         return [("task", end.node, task) for task in end.tasks]
     if end.by == "deepspeed":

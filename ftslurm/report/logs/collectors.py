@@ -55,6 +55,7 @@ _PROOF = re.compile(
     r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?\d{1,6}\]<std|<std(?:out|err)>:| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
 _DETERMINED = re.compile(r"(?:\[[^\]\s]{10,40}\] )?[0-9a-f]{8} (?:\[rank=(\d{1,6})\] )?\|\| ?")
+_PROCESS = re.compile(r"\([\w.:()-]{1,80} pid=\d{1,9}[,)]")
 _DIGITS = re.compile(r"\d+")
 _TIMED = re.compile(rf"^{_TIME} ")
 NARROWEST, WIDEST = 40, 300
@@ -72,7 +73,7 @@ _KEYS = ("log", "message", "msg", "textPayload", "line", "text")
 
 def uncollected(lines: list[str]) -> list[str]:
     """Return the lines as their program wrote them, as far as what is before them has one form."""
-    lines = _with_logged(_from_json(_of_determined(lines)))
+    lines = _without_streams(_with_logged(_from_json(_of_determined(lines))))
     if any("&quot;" in line or "&lt;" in line for line in lines) and any("Traceback (most" in line for line in lines):
         lines = [html.unescape(line) for line in lines]
     for _ in range(NESTED):
@@ -81,6 +82,13 @@ def uncollected(lines: list[str]) -> list[str]:
             break
         lines = without
     return _unwrapped(lines)
+
+
+def _without_streams(lines: list[str]) -> list[str]:
+    """Return the lines without the streams' names that a parent process puts before those of its child."""
+    if not any(line.startswith("stderr: ") and _PROOF.match(line[8:]) for line in lines):
+        return lines
+    return [line[8:] if line.startswith(("stderr: ", "stdout: ")) else line for line in lines]
 
 
 def _of_determined(lines: list[str]) -> list[str]:
@@ -133,6 +141,8 @@ def _without_form(lines: list[str]) -> list[str] | None:
 def _without_name(lines: list[str]) -> list[str] | None:
     """Return the lines without the name of a pod, a service or a file; of several with a bar behind it, as a label."""
     for form in _NAMES:
+        if sum(_PROCESS.match(line) is not None for line in lines) >= FEWEST:
+            break  # labels of Ray and the like
         found = _before_all(lines, form)
         names = Counter(match["name"] for match in found or () if match)
         shapes: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.report.logs.end import End, Ends, JobEnd, Kernel, signal_name, with_code
 from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.noise import is_aftermath
-from ftslurm.report.logs.pods import KILLED, pod_end
+from ftslurm.report.logs.pods import KILLED, evicted, pod_end
 from ftslurm.report.logs.table import OF_TABLE, table
 
 SHORTEST, LONGEST_BARE, LAST_LINES = 6, 400, 40
@@ -176,11 +176,19 @@ class _Reader:
 
     def of_pod(self, i: int, line: Line) -> bool:
         """Read a line of Kubernetes' description of a pod; return whether it has a container's end."""
-        if "xit Code:" not in line.text and "exitCode" not in line.text:
+        if line.text.startswith("Reason: "):
+            end = evicted(self.lines, i)
+        elif "xit Code:" in line.text or "exitCode" in line.text:
+            end = pod_end(self.lines, i)
+        else:
             return False
-        end = pod_end(self.lines, i)
         if end is None:
             return False
+        if any(
+            each.by == "pod" and each.node == end.node and (each.code, each.signal) == (None, None)
+            for each in self.processes
+        ):
+            return True  # why its pod was ended says more than its container's code
         self.processes.append(end)
         if KILLED in end.text:
             self.kernel.append(Kernel(line.number, end.text, "cgroup"))

@@ -47,7 +47,9 @@ def headline_of(thing: Evidence) -> str:
     """Return what is equal for two failures of the same kind at the same place."""
     if isinstance(thing, Raised):
         place = thing.exception.frames[-1].place if thing.exception.frames else ""
-        return f"{thing.headline}|{place}"
+        # Of torn tracebacks, lines of others may be in the message.
+        first = thing.headline.split("\n", 1)[0]
+        return f"{first}|{place}"
     # Each rank's line may have its own number.
     return thing.signal or "" if isinstance(thing, Crash) else _DIGITS.sub("0", thing.message)
 

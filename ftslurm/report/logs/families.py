@@ -67,12 +67,13 @@ def is_of_one_job(names: Iterable[str]) -> bool:
     return len(jobs) <= 1
 
 
-def family(of: str, times: Mapping[str, int]) -> list[Output]:
+def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> list[Output]:
     """Return the output files of the job to which a file belongs, itself among them, in the order of its parts.
 
     Args:
         of: the name of the file.
         times: the times of last writing of all output files, by name, in nanoseconds.
+        beside: the names of further output files.
     """
     shapes = [name for name in times if _shape(name) == _shape(of) and not _rotated(name, times)] or [of]
     places, counted = _places(of, shapes, times)
@@ -82,7 +83,10 @@ def family(of: str, times: Mapping[str, int]) -> list[Output]:
     more = [name for name in times if name not in same and jobs and max(jobs, key=int) in _numbers(name)]
     kinds = {i: _kind(of, i) for i in counted}
     found = [_output(name, kinds, same) for name in same]
-    if _HEADS.intersection(words := {each for name in times for each in _words(name)}) and "worker" in words:
+    if (
+        _HEADS.intersection(words := {each for name in (*times, *beside) for each in _words(name)})
+        and "worker" in words
+    ):
         # Kubernetes' operators count workers beside a master: these numbers are no ranks.
         found = [
             each._replace(task=None, node=each.path.rpartition("/")[2].partition(".")[0])

@@ -75,7 +75,7 @@ def _with_unnumbered(folder: Path, found: list[Output], times: dict[str, int]) -
         return found
     read = {each.path for each in found}
     while rest := {name: time for name, time in times.items() if folder / name not in read}:
-        more = [each for each in _of_family(folder, max(rest), rest) if each.path not in read]
+        more = [each for each in _of_family(folder, max(rest), rest, times) if each.path not in read]
         first = 1 + max(each.part for each in found)
         found = [*found, *(each._replace(part=first + each.part) for each in more)]
         read |= {each.path for each in more}
@@ -133,8 +133,8 @@ def beside(path: Path) -> list[str]:
     return [f"{number} beside it {several} a name as of the same job ({shown}): if so, name the directory"]
 
 
-def _of_family(folder: Path, name: str, times: dict[str, int]) -> list[Output]:
-    return [Output(folder / each.path, *each[1:]) for each in family(name, times)]
+def _of_family(folder: Path, name: str, times: dict[str, int], beside: Iterable[str] = ()) -> list[Output]:
+    return [Output(folder / each.path, *each[1:]) for each in family(name, times, beside)]
 
 
 def _times(folder: Path, depth: int) -> dict[str, int]:

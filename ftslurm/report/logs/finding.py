@@ -53,6 +53,13 @@ _EXHAUSTED = re.compile(
     r"(?i)\bmax(?:imum)? (?:number of )?(?:retries|attempts)|giving up|(?:retries|attempts) (?:failed|exceeded"
     r"|exhausted)"
 )
+_OF_LAUNCH = re.compile(
+    r"(?:torchrun|torch\.distributed|accelerate|deepspeed|launch)\b[^\0]{0,4000}(?:exit status|return ?code|status) \d"
+)
+_INSTEAD = re.compile(
+    r"(?i)\bfall(?:ing|s)? ?back\b|\binstead\b|\bnot available\b|\bcontinuing without\b|\bdisabl(?:ed|ing)\b"
+    r"|\boptional\b"
+)
 _SKIPPED = re.compile(r"(?i)\bskipped\b")
 _LATE_THREAD = re.compile(r"terminate called (?:without an active exception|recursively)")
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
@@ -165,6 +172,10 @@ class Finder:
         files = [frame.file for frame in (*exception.frames, *inner.frames)]
         if any(frame.function == "_exit_barrier" for frame in exception.frames):
             return True  # of torchrun's agent, which had ended its ranks
+        if _OF_LAUNCH.search(exception.message) and any(
+            "ChildFailedError" in line.text and line.number < each.begin for line in self._log.lines
+        ):
+            return True  # of what had started torchrun
         inside = any(part in file for file in files for part in _LAUNCHER_FILES)
         ends = ("CalledProcessError", "KeyboardInterrupt", "RuntimeError")
         if any("/elastic/rendezvous/" in file for file in files):
@@ -180,6 +191,8 @@ class Finder:
         if each.by_hook:
             return True
         end = self._log.end_after(each.end, rank)
+        if self._was_done_without(each, own):
+            return False
         by_hook = any(
             other.line.rank == rank is not None and other.begin > each.end
             for _, raised in self._log.raised
@@ -220,6 +233,17 @@ class Finder:
             return False
         ordinary, gap = self._log.ordinary(own, each.end, None)
         return not gap and ordinary <= CLOSING_LINES and not self._log.goes_on(each.end)
+
+    def _was_done_without(self, each: Raised, own: Sequence[Line]) -> bool:
+        """Whether the line before an exception names what the program uses instead, and it raised another one later."""
+        at = bisect_left(own, each.begin, key=number_of)
+        without = at > 0 and _INSTEAD.search(own[at - 1].text) is not None
+        return without and any(
+            other.begin > each.end and other.headline != each.headline
+            for _, raised in self._log.raised
+            for other in raised
+            if not self._by_launcher(other)
+        )
 
     def _was_tried_again(self, each: Raised, own: Sequence[Line]) -> bool:
         """Whether the line before an exception says that its program goes on without what failed."""

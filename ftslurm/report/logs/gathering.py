@@ -79,7 +79,12 @@ def _suspects(last: RoundFiles) -> list[str]:
     """Name the ranks whose logs end without a word while all others lost their connection to a rank."""
     silent = sorted(worker.rank for node in last.nodes for worker in node.workers if not worker.failed)
     known = bool(silent) and silent[0] >= 0
-    if not known or len(silent) > max(len(last.errors), FEW) or not all(map(is_cascade, last.errors.values())):
+    if (
+        not last.errors
+        or not known
+        or len(silent) > max(len(last.errors), FEW)
+        or not all(map(is_cascade, last.errors.values()))
+    ):
         return []
     those = f"no failure in the logs of {'rank' if len(silent) == 1 else 'ranks'} {ranges(silent)}"
     which = "it" if len(silent) == 1 else "one of them"

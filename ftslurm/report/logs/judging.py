@@ -22,10 +22,14 @@ from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher, was_survived
 from ftslurm.report.logs.rank_errors import has_waited, is_cascade, oom_error, with_memory
 from ftslurm.report.logs.silence import silence
-from ftslurm.report.logs.success import says_completed, says_zero, tests_passed, works
+from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
 from ftslurm.text import plural, ranges
 
+_DIGITS = re.compile(r"\d+")
+_MISSING_DIRECTORY = re.compile(
+    r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
+)
 _OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
@@ -66,6 +70,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     matcher.match(finder.found())
     errors, tails = matcher.errors, matcher.tails
     job, notes = _job_end(log, errors), _notes(log, finder, errors)
+    if matcher.copies > 1:
+        notes.insert(0, f"{matcher.copies} processes printed this traceback; which other rank did is not known")
     well = _went_well(log, errors)
     if errors and well:
         notes.append(f"the log's last line states success: {log.lines[-1].text.strip()[:200]}")
@@ -150,6 +156,14 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
     survived = [end for end in log.ends.processes if was_survived(log, end)]
     if survived and not errors:
         notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")
+    named = any("working directory" in error.message for error in errors.values())
+    if (
+        errors
+        and not named
+        and (moved := next((x for line in log.lines if (x := _MISSING_DIRECTORY.search(line.text))), None))
+    ):
+        where = f": it ran in {moved['to']}" if moved["to"] else ""
+        notes.append(f"the working directory {moved['dir']} could not be entered ({moved['why']}){where}")
     without_reason = bool(errors) and all(error.kind == "exit" for error in errors.values())
     perhaps = finder.doubtful or (finder.distant if without_reason else [])
     if perhaps and (without_reason or not errors):
@@ -165,7 +179,9 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
 def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
     """Return the last line of the only one of these ranks, if it is none of progress."""
     own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
-    if len(ranks) != 1 or not own or works(own[-1].text):
+    forms = [_DIGITS.sub("#", line.text) for line in log.lines]
+    # What others print, too, or it has printed before, is its progress.
+    if len(ranks) != 1 or not own or forms.count(_DIGITS.sub("#", own[-1].text)) > 1:
         return ""
     return f'; it had printed last: "{_OWN_NAME.sub("", own[-1].text.strip(), count=1)[:100]}"'
 

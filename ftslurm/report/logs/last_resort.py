@@ -39,6 +39,7 @@ _IN_WORDS = re.compile(
 _HARMLESS = re.compile(
     r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{4} |\[W |: [IW] \S{1,200}:\d+\]"
     r"|\b(?:0|no|without|any) (?:errors?|fail\w+)|\b(?:errors?|failed|invalid)(?: ?rate)?\s?[:=]\s?[\d.]"
+    r"|(?<!not )\b(?:written|saved) (?:to|in)\b"
     r"|\berrors?\W{1,4}\d+(?:\.\d|e-| ?%)|\bif\b.{0,80}\b(?:error|fail)"
     r"|\b(?:retry|retries|fall(?:ing)? ?back|ignor\w+|skip\w*|instead|default(?:s|ing)?|from scratch|continuing"
     r"|disabled"

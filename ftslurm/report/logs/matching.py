@@ -40,12 +40,14 @@ class Matcher:
     Attributes:
         errors: the failures, by rank; unknown ranks have negative numbers.
         tails: the ends of their output, as text, by the same numbers.
+        copies: how many processes printed the same traceback without a label, if more than ranks are known to fail so.
     """
 
     def __init__(self, log: AttemptLog) -> None:
         self._log = log
         self.errors: dict[int, RankError] = {}
         self.tails: dict[int, str] = {}
+        self.copies = 0
 
     def match(self, found: Sequence[Found]) -> None:
         """Match the evidence, in its order, with the ends of ranks."""
@@ -60,6 +62,7 @@ class Matcher:
         unnamed = self._without_all_of_launch([each for each in strong if each.rank is None])
         open_ends |= self._failed_before_they_were_stopped(unnamed, open_ends)
         self._match_unnamed(unnamed, open_ends)
+        self.copies = self._copied([each for each in strong if each.rank is None and isinstance(each.thing, Raised)])
         if not self.errors:
             self._match_weak([each for each in found if each not in strong])
         if not self.errors:
@@ -114,6 +117,8 @@ class Matcher:
             self.errors[rank] = with_end(error_of(self._log, end.raised, rank, end.node), end)
             self.tails[rank] = ""
         rest = {rank: end for rank, end in ends.items() if rank not in in_table}
+        for rank in [rank for rank, end in rest.items() if end.by == "pod" and not self._is_there(unnamed, end)]:
+            self.errors[rank], self.tails[rank] = of_end(rest.pop(rank), rank), self._log.tail_of(rank)
         self._match_codes(unnamed, rest)
         self._match_steps(unnamed, rest)
         primary = [each for each in unnamed if not self._follows(each)]
@@ -130,7 +135,8 @@ class Matcher:
         others = [each for each in unnamed if kind_of(each.thing) != "signal"]
         # With tracebacks of others between them, the rank whose end was noticed first may be one of the others.
         alone = len(others) == len(exits)
-        if by_exit and len(alike) == 1 and alone and (len(by_exit) == 1 or len(exits) >= len(by_exit)):
+        several = exits and (len(exits) >= len(by_exit) or self._copies(exits[0]) >= len(by_exit))
+        if by_exit and len(alike) == 1 and alone and (len(by_exit) == 1 or several):
             for rank, end in by_exit.items():
                 self._give(exits[0], rank, end)
             unnamed = [each for each in unnamed if each not in exits]
@@ -147,6 +153,23 @@ class Matcher:
             if len(by_exit) == 1 and isinstance(each.thing, Raised):
                 self.errors[UNKNOWN - i] = with_first(self.errors[UNKNOWN - i], next(iter(by_exit)))
             self.tails[UNKNOWN - i] = each.tail
+
+    def _copied(self, unnamed: Sequence[Found]) -> int:
+        if len({headline_of(each.thing) for each in unnamed}) != 1 or len(unnamed) <= len(self.errors):
+            return 0
+        return len(unnamed) if len(self.errors) == 1 and min(self.errors) >= 0 else 0
+
+    def _copies(self, each: Found) -> int:
+        """Return how often the last line of a traceback was printed: ranks that write at once tear the other lines."""
+        if not isinstance(each.thing, Raised):
+            return 1
+        last = each.thing.traceback.rstrip("\n").rpartition("\n")[2].strip()
+        return sum(line.text.strip() == last for line in self._log.lines)
+
+    def _is_there(self, unnamed: Sequence[Found], end: End) -> bool:
+        """Whether a reason of an unknown rank may be of a pod: it is not in another one's lines."""
+        nodes = (each.thing.line.node for each in unnamed)
+        return any(node is None or (end.node or "").endswith(node) for node in nodes)
 
     def _failed_before_they_were_stopped(self, unnamed: Sequence[Found], ends: Mapping[int, End]) -> dict[int, End]:
         """Return the ends of ranks that the launcher stopped, if as many ranks as there are printed the same reason."""
@@ -299,7 +322,8 @@ class Matcher:
             # Which of two files was written first cannot be seen.
             later = end.number >= first and self._log.part_of(end.number) in parts
             known = self._log.ranks_of(end) or end.stopped or end.oom or later
-            if not known and end.signal in _KILLS and not was_survived(self._log, end):
+            killed = end.signal in _KILLS or (end.by == "pod" and end.code is None)
+            if not known and killed and not was_survived(self._log, end):
                 silent = self._log.streamed_ranks() - self.errors.keys()
                 rank = silent.pop() if len(silent) == 1 else UNKNOWN
                 self.errors[rank] = of_end(end, rank)

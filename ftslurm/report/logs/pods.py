@@ -1,4 +1,4 @@
-"""Ends of containers as Kubernetes describes them: `kubectl describe pod`, `kubectl get pod -o yaml` (pure)."""
+"""Ends of pods and containers as Kubernetes describes them: `kubectl describe pod`, `get pod -o yaml` (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,42 @@ NEAR, ABOVE = 4, 200
 KILLED = "OOMKilled"
 _CODE = re.compile(r"\s+(?:Exit Code:|exitCode:|\"exitCode\":) *(\d{1,3}),?\s*$")
 _REASON = re.compile(r"\s+(?:Reason:|reason:|\"reason\":) *\"?(\w{3,40})\"?,?\s*$")
+_ENDED = re.compile(
+    r"Reason: +(Evicted|Preempt\w{2,10}|NodeLost|DeadlineExceeded|NodeShutdown|Shutdown|Terminated)\s*$"
+)
+_MESSAGE = re.compile(r"Message: +(\S.{0,400})$")
+_NOT_STARTED = re.compile(
+    r"\s+Warning +(?:Failed|FailedMount|FailedScheduling|FailedCreatePodSandBox|InspectFailed|ErrImageNeverPull)\s"
+    r".{0,60}?\s(?:kubelet|\S{0,40}scheduler)\S{0,80}\s+(\S.{7,600})$"
+)
+_STARTED = re.compile(r"\s+Normal +Started\s")
 _NAME = re.compile(r"Name: +(\S{1,200})\s*$")
+
+
+def evicted(lines: Sequence[Line], i: int) -> End | None:
+    """Return the end of a pod of which line ``i`` states why Kubernetes ended it; None: the line states no such."""
+    found = _ENDED.match(lines[i].text)
+    if found is None:
+        return None
+    why = next((each[1] for line in lines[i + 1 : i + NEAR] if (each := _MESSAGE.match(line.text))), "")
+    text = f"Kubernetes ended the pod: {found[1]}{f': {why}' if why else ''}"
+    return End(lines[i].number, "pod", text, node=_name(lines, i))
+
+
+def not_started(lines: Sequence[Line]) -> tuple[Line, str] | None:
+    """Return the longest of the events by which a pod's container could not start; None: none, or it started later."""
+    failed = [(line, found[1].strip()) for line in lines if (found := _NOT_STARTED.match(line.text)) is not None]
+    if not failed:
+        return None
+    last = failed[-1][0].number
+    if any(line.number > last and _STARTED.match(line.text) for line in lines):
+        return None
+    return max(failed, key=lambda each: len(each[1]))
+
+
+def _name(lines: Sequence[Line], i: int) -> str | None:
+    names = (_NAME.match(line.text) for line in reversed(lines[max(0, i - ABOVE) : i]))
+    return next((each[1] for each in names if each), None)
 
 
 def pod_end(lines: Sequence[Line], i: int) -> End | None:
@@ -25,11 +60,10 @@ def pod_end(lines: Sequence[Line], i: int) -> End | None:
     reason = next((each[1] for each in near if each), "")
     if not reason:
         return None
-    names = (_NAME.match(line.text) for line in reversed(lines[max(0, i - ABOVE) : i]))
-    pod = next((each[1] for each in names if each), None)
+    pod = _name(lines, i)
     code = int(found[1])
     text = f"{pod or 'a container'}: {reason}, exit code {code}"
     return with_code(End(lines[i].number, "pod", text, node=pod), 128 - code if 128 < code < 160 else code)
 
 
-__all__ = ["KILLED", "pod_end"]
+__all__ = ["KILLED", "evicted", "not_started", "pod_end"]

@@ -11,6 +11,7 @@ from ftslurm.failures.nccl_timeout import rank_in, timeout_in
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.native import STACK, Native, native_end
 from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.pods import not_started
 from ftslurm.report.logs.success import works
 from ftslurm.report.logs.tracebacks import HEADER, TAGGED_RANK
 
@@ -177,6 +178,9 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
                 one = Reason(line.number, kind, code, None, message, strength, line, final=_final(lines, i))
                 found.append(_without_directory(one, missing))
                 break
+    if (pod := not_started(lines)) is not None:
+        message = f"the container could not be started: {_tidy(pod[1])}"
+        found.append(Reason(pod[0].number, "spawn", None, None, message, STRONG, pod[0]))
     ended = [line.number for line in lines if "Exited with exit code" in line.text]
     return _without_repeats(_of_launch(lines, found), ended)
 

@@ -22,9 +22,10 @@ from ftslurm.text import cut_middle, duration
 LEAST = timedelta(seconds=60)
 FACTOR = 20
 """Times the usual interval between lines after which silence means something."""
-FEWEST, RECENT = 4, 200
+FEWEST, RECENT = 3, 200
 LINE_LIMIT = 100
 _TIME = re.compile(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
+_DIGITS = re.compile(r"\d+")
 _BEGINS = 40
 """Characters of a line in which its time begins."""
 
@@ -71,10 +72,16 @@ def _waiting(lines: Sequence[Line]) -> str:
         if rank is not None and line.text.strip():
             last[rank] = line
     other = [rank for rank, line in last.items() if not works(line.text)]
+    forms = [_DIGITS.sub("#", line.text) for line in lines]
+    if not last and lines and forms.count(forms[-1]) == 1:
+        return f'; the last line was "{_bare(lines[-1])}"'
     if len(other) != 1 or len(last) < 2:
         return ""
-    text = _TIME.sub("", last[other[0]].text).lstrip(" \t|,.;:[]-0123456789").rstrip()
-    return f'; rank {other[0]} had printed last: "{cut_middle(text, LINE_LIMIT)}"'
+    return f'; rank {other[0]} had printed last: "{_bare(last[other[0]])}"'
+
+
+def _bare(line: Line) -> str:
+    return cut_middle(_TIME.sub("", line.text).lstrip(" \t|,.;:[]-0123456789").rstrip(), LINE_LIMIT)
 
 
 __all__ = ["silence"]

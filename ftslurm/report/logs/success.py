@@ -33,6 +33,8 @@ _ZERO = re.compile(
 )
 _TESTS = re.compile(r"=* ?(?P<what>\d+ (?:passed|xfailed|skipped)\b[\w ,]{0,120}) in [\d.]+s(?: \([\d:]+\))? ?=*")
 _LAUNCHED = re.compile(r"\[launch\.py:\d+:\w+\] Process \d+ exits successfully\.?$")  # of DeepSpeed
+_FITTED = re.compile(r"`?Trainer\.fit`? stopped: `max_(?:steps|epochs|time)=\S{1,40} reached")  # of Lightning
+_SAVED = re.compile(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
 LAST_WORDS = 80
 TAIL = 12
 """Lines at the end of a log in which the program's last words are sought."""
@@ -77,10 +79,10 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
             return False
         if says_completed(line.text) and (sole or _TRAINED.search(line.text)):
             return True
-        if _LAUNCHED.search(line.text):
+        if _LAUNCHED.search(line.text) or _FITTED.search(line.text):
             return True
         # Of several ranks, one may be behind the others.
-        if not is_aftermath(line.text) and not works(line.text):
+        if not is_aftermath(line.text) and not works(line.text) and not _SAVED.search(line.text):
             return False
     return False
 

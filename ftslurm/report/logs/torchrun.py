@@ -130,7 +130,21 @@ def rounds_of(runs: list[Path], owners: frozenset[int], ends: Ends, problems: li
     """
     numbers = {int(found[1]) for run in runs for name in folders(run) if (found := _ATTEMPT.fullmatch(name))}
     chosen = sorted(numbers)[-MAX_ATTEMPTS:]
-    return [_round(runs, n, owners, ends.processes if n == chosen[-1] else (), problems) for n in chosen]
+    return [
+        _round(runs, n, owners, _of_attempt(ends.processes, i, last=n == chosen[-1]), problems)
+        for i, n in enumerate(chosen)
+    ]
+
+
+def _of_attempt(ends: Sequence[End], i: int, *, last: bool) -> list[End]:
+    """Return the launcher's statements on the ends of an attempt: each agent names a failure of each, in order."""
+    by_agent: dict[str | None, list[End]] = {}
+    for end in ends:
+        if end.by == "torchrun":
+            by_agent.setdefault(end.agent, []).append(end)
+    # A log that does not name its agents, or begins later, may miss some.
+    found = [own[i] for agent, own in by_agent.items() if agent and i < len(own)]
+    return [*found, *(end for end in ends if last and (end.by != "torchrun" or not end.agent))]
 
 
 def _round(

@@ -25,6 +25,7 @@ _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
 # "RuntimeError: Rank 5, node n3, device 5, iteration 104: ...": the program's own rank.
 _OWN_RANK = re.compile(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
+_WARNING = re.compile(r"\b\w*Warning: |\[\w+ W \d|\bWARN(?:ING)?\b")  # the text of which is indented below
 _OF_WARNING = re.compile(r" +warnings\.warn\(")  # the source below a warning whose text has a traceback
 _UNCAUGHT = re.compile(
     r"(?i)\b(?:uncaught|unhandled|exception during training|(?:training|job|run) (?:has )?(?:failed|crashed)"
@@ -174,8 +175,9 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
     rank = int(which[1]) if which is not None else found.rank
     numbers = frozenset(line.number for line in own)
     remote = next((mark[1] for line in reversed(own) if (mark := _REMOTE.search(line.text))), None)
-    # Of an actor that died, its caller's.
-    first = own[0] if remote is None or found.exception.type == "ActorDiedError" else own[0]._replace(node=remote)
+    dead = found.exception.type in ("ActorDiedError", "RayActorError")  # which its caller raises
+    remote = "" if dead and "pid " in (own[0].node or "") else None if dead else remote
+    first = own[0] if remote is None else own[0]._replace(node=remote or None)
     text = "\n".join(_without(line.text, prefix) for line in own) + "\n"
     return Raised(
         _with_cut_callers(found.exception, [line.text for line in lines[found.end :]]),
@@ -187,7 +189,9 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         rank,
         caught,
         spawned=spawned is not None,
-        ignored=found.ignored or _is_of_warning([line.text for line in lines[found.end : found.end + 3]]),
+        ignored=found.ignored
+        or (prefix[:1].isspace() and not prefix.strip() and _WARNING.search(before[:400]) is not None)
+        or _is_of_warning([line.text for line in lines[found.end : found.end + 3]]),
     )
 
 
