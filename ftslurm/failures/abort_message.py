@@ -12,12 +12,13 @@ from ftslurm.text import cut_middle
 
 LIMIT = 200
 _TAIL = 16 * 1024
-_WHOLE = ("clang", "plain", "assertion", "libc", "ucx")
+_WHOLE = ("fatal", "clang", "plain", "assertion", "libc", "ucx")
 _NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] | Is there a distributed collective mismatch in your code\?")
 _TWICE = re.compile(r"(.{4,100}?)\1+")
 _THROWN = (
     r"^terminate called after throwing an instance of '(?P<type>[^'\n]{1,200})'(?:\n *what\(\): +(?P<what>[^\n]*))?"
     r"|^(?:libc\+\+abi(?:\.dylib)?: )terminating (?:due to|with) uncaught exception of type (?P<clang>[^\n]{1,300})"
+    r"|^(?P<fatal>Fatal Python error: (?!Aborted|Segmentation|Bus error|Illegal|Floating)[^\n]{1,200})$"
     r"|^(?P<plain>terminate called (?:without an active exception|recursively))$"
     r"|^(?P<assertion>[^\n:]{1,200}: [^\n]{1,300}: Assertion `[^\n]{1,300}' failed\.)$"
     r"|^(?P<libc>(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z][^\n]{1,100}"

@@ -94,6 +94,10 @@ def _behind(evidence: Evidence, rows: Sequence[Cause]) -> tuple[Cause, Evidence]
     return None
 
 
+_BARE = ("error", "Error", "timeout", "Empty", "Full")
+"""Names of exceptions that say something only with their module."""
+
+
 def _with_port(message: str) -> str:
     """torch puts the point at the end of a long line."""
     port = re.search(r"\bport: (\d{1,5})\b", message)
@@ -183,14 +187,17 @@ def _exception(evidence: Evidence, message: str) -> str:
         # Bytes of a file, whose ends of lines are by chance.
         message = _LINE_ENDS.sub(" ", message[:_BINARY_LIMIT])
     line = whole_line(message) or message_line(message)
+    name = str(evidence.exception)
+    if name in _BARE and evidence.module not in ("", "builtins", "__main__"):
+        name = f"{evidence.module.rpartition('.')[2]}.{name}"
     if not line:
         source = source_line(evidence.frames)
         line = f'in "{cut_middle(source, _INNER_LIMIT)}"' if source else ""
-        text = f"{evidence.exception} {line}" if line else str(evidence.exception)
+        text = f"{name} {line}" if line else name
     elif message.split("\n", 1)[0].rstrip() == line:
-        text = f"{evidence.exception}: {message}"
+        text = f"{name}: {message}"
     else:
-        text = f"{evidence.exception}: {line}"
+        text = f"{name}: {line}"
     own = evidence.nccl_warnings[-1:] if "nccl" in message.lower() and "Last error" not in message else ()
     if own and own[0] not in text:
         first, newline, rest = text.partition("\n")

@@ -194,6 +194,14 @@ def not_saved(match: Match) -> Match:
     return matches
 
 
+def main_run_again(e: Evidence) -> bool:
+    """Match a child process that ran the script's top level again, to find there what it shall do."""
+    again = any(frame.function.startswith("_fixup_main_from_") for frame in e.frames)
+    return again or (
+        e.exception == "RuntimeError" and "before the current process has finished its bootst" in e.message
+    )
+
+
 def xid(*numbers: int) -> Match:
     """Match an error of CUDA beside which the kernel reported one of these Xids of a GPU."""
     pattern = rf"NVRM: Xid \([^)]{{1,60}}\): ({'|'.join(map(str, numbers))})\b"

@@ -70,7 +70,11 @@ class Recorder:
                 return
             worker = replace(self._worker(), **worker_context.context(error, self.directory))
             previous = record.read(self.directory)[0] if self.directory else None
-            self._write(record.from_exception(error, trace, worker, previous))
+            try:
+                self._write(record.from_exception(error, trace, worker, previous))
+            except RuntimeError:
+                # A handler of signals of the program's raised meanwhile, as torch's does when a loader's worker dies.
+                self._write(record.from_exception(error, trace, worker, previous))
             self._leave_collectives()
         except BaseException as problem:
             write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")

@@ -163,6 +163,7 @@ def _exception(kind: str, error: RankError | None, summary: Failure | None) -> E
     return ExceptionRecord(name, module, match[2])
 
 
+_DUMP = re.compile(r"(?m)^(?:Fatal Python error: .*\n(?:.*\n){0,3})?Current thread 0x\w+")
 _GLUED = re.compile(r"(?<=[^\s\"'`:(])(?=terminate called (?:after throwing|without an active|recursively))")
 _BAR = re.compile(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
 
@@ -281,8 +282,14 @@ def judge(
     survived = (*peers.survived, *(peers.healthy if _went_on(worker, tails) else ()))
     said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, survived, _stale(tails))
     judged = plain if said is None else _with_output(plain, said, stderr, rows)
-    stacks = judged.stacks or by_stream.get("stacks")
+    stacks = judged.stacks or by_stream.get("stacks") or _dumped(worker, stderr)
     return replace(judged, stacks=stacks, frames=judged.frames or _frames(None, None, stacks))
+
+
+def _dumped(worker: FailedWorker, stderr: str) -> str | None:
+    """Return the stacks that the program's own faulthandler printed as it crashed; None: it printed none."""
+    found = _DUMP.search(stderr) if worker.signal is not None else None
+    return stderr[found.start() :] if found is not None else None
 
 
 def _went_on(worker: FailedWorker, tails: Sequence[LogTail]) -> bool:

@@ -29,6 +29,7 @@ from ftslurm.report.swallowed import may_be_swallowed
 SIMILAR_READ = 3
 """Records read of ranks whose connections broke: one may be the first failure, one a hang, the next is shown."""
 STACKS_ROUNDS = 8
+OUTPUTS_ALIKE = 3
 OUTPUTS_PER_ROUND = 32
 FIRST_OUTPUTS = 8
 """Kinds of failures of each of which the first rank's whole output is read."""
@@ -136,6 +137,9 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     rest = [own for own in found if own not in first and (every or not own.raised or _is_exit(own))]
     chosen = [Output(own.rank, _streams(own)) for own in first] + [Output(own.rank, ("stderr",)) for own in rest]
     chosen = chosen if every else chosen[:OUTPUTS_PER_ROUND]
+    # Of ranks that raised the same, one may have printed why.
+    alike = [own for own in found[1:] if found[0].raised and _kind(own) == _kind(found[0])]
+    chosen += [Output(own.rank, ("stderr",)) for own in alike[:OUTPUTS_ALIKE]]
     hang = hang_of(snapshot, files.number)
     if hang is not None or (files.stacks and not _lost_peers(snapshot, files.number)):
         chosen = [Output(each, ("stderr", "stdout")) for each in _suspects(files, hang)] + chosen

@@ -12,6 +12,7 @@ from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import handled
+from ftslurm.records.error import ExceptionRecord
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
@@ -28,6 +29,7 @@ from ftslurm.report.lost_nodes import (
     unreachable_failure,
 )
 from ftslurm.report.named_ranks import named_first, odd_model
+from ftslurm.report.reported_before import FOLLOWING, one_reported_first, reported_before
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -329,6 +331,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *_remarks(files, source, same, places),
             *collectives,
             *_dead_thread(worker, tails),
+            *_reported(files, this.failed, tails),
             *consequence.last_words(worker, tails, survived),
         ),
     )
@@ -344,6 +347,28 @@ def _dead_thread(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     return [text for text in found if text][:1]
 
 
+def _reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[LogTail]) -> list[str]:
+    """Return what a rank's stderr has before its own traceback, where that only follows from something else."""
+    first = failed[0]
+    if first.exception is None or first.cause.cascade:
+        return []
+    same = [first, *(each for each in failed[1:] if is_same(first, each))]
+    one = one_reported_first(same, files.tails)
+    why = one[1] if one is not None else None
+    if one is None and first.exception.type in FOLLOWING:
+        why = reported_before(first, tails)
+    if why is None:
+        return []
+    rank = f"rank {one[0].rank} alone" if one is not None else "it"
+    place = f" at {_place(why)}" if why.frames else ""
+    text = shortened(f"{why.type}: {message_line(why.message)}".rstrip(": "), CAUGHT_LIMIT)
+    return [f"{rank} had printed before: {text}{place}"]
+
+
+def _place(exception: ExceptionRecord) -> str:
+    return own_frame(exception.frames).place.rpartition("/")[2]
+
+
 def _while_handling(worker: FailedWorker) -> list[str]:
     """Return the failure whose handler called what failed then, where the handler did not raise that itself.
 
@@ -356,7 +381,7 @@ def _while_handling(worker: FailedWorker) -> list[str]:
     if caught.type in SURVIVED_TYPES or handled(exception) is not None:
         return []
     text = shortened(f"{caught.type}: {message_line(caught.message)}".rstrip(": "), CAUGHT_LIMIT)
-    return [f"raised while handling {text} ({own_frame(caught.frames).place})"]
+    return [f"raised while handling {text} ({_place(caught)})"]
 
 
 def _remarks(

@@ -246,6 +246,14 @@ PRIMARIES = [
     ("extension-build", raised("RuntimeError", "Error building extension 'fused_adam': [1/2] g++ -c fused_adam.cpp")),
     ("line-ends", Evidence("exit", message="the batch script has DOS line ends: $'\\r'", exit_code=127)),
     (
+        "no-main-guard",
+        raised(
+            "RuntimeError",
+            "An attempt has been made to start a new process before the current process has finished its"
+            " bootstrapping phase.",
+        ),
+    ),
+    (
         "rendezvous-timeout",
         raised(
             "RendezvousTimeoutError",

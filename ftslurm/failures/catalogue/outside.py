@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import OTHER_NODE, POINTLESS, PRIMARY, Cause
-from ftslurm.failures.predicates import at_end, either, exception, kind, scheduler, spawned
+from ftslurm.failures.predicates import at_end, either, exception, kind, main_run_again, scheduler, spawned
 from ftslurm.failures.retryability import PERHAPS
 
 ROWS: tuple[Cause, ...] = (
@@ -23,6 +23,9 @@ ROWS: tuple[Cause, ...] = (
           spawned("^the working directory "),
           "Create or mount it on that node, or submit from a directory that all nodes have (--chdir).",
           not_for="a file that is missing", restart=OTHER_NODE, blame=PERHAPS),
+    Cause("no-main-guard", "a child process ran the whole script again", PRIMARY, main_run_again,
+          'Put what the script does into a function, and call it below: if __name__ == "__main__":',
+          not_for="a child's own failure", restart=POINTLESS, behind=True),
     Cause("rendezvous-timeout", "its nodes did not meet", PRIMARY, exception("RendezvousTimeoutError"),
           "Start torchrun on all nodes, with the same --nnodes and an --rdzv-endpoint that all of them reach; a node on"
           " which it did not start is missed by the others.",

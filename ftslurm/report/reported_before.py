@@ -1,0 +1,54 @@
+"""What a rank's stderr reports directly before the traceback that ended it (pure).
+
+A program that waits for a child process, a task or a file notices their failure only by a broken pipe, a cancelled
+await or a missing file; ranks that agree on a common failure all raise it, and only one of them has logged why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ftslurm.failures.exception_line import HEADER
+from ftslurm.failures.reason import links
+from ftslurm.records.error import ExceptionRecord
+from ftslurm.report.facts import LogTail
+from ftslurm.report.failed_worker import FailedWorker
+
+FOLLOWING = frozenset(
+    ("EOFError", "BrokenPipeError", "CancelledError", "Empty", "ConnectionResetError", "ConnectionRefusedError",
+     "FileNotFoundError", "TimeoutError")
+)  # fmt: skip
+"""Types of exceptions by which a program notices what failed elsewhere."""
+
+
+def reported_before(worker: FailedWorker, tails: Sequence[LogTail]) -> ExceptionRecord | None:
+    """Return the exception whose traceback is right before that of a rank's own, and not of its chain; None: none."""
+    own = worker.exception
+    text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
+    if own is None or text.count(HEADER) < 2:
+        return None
+    from ftslurm.failures.stderr_witness import TRACEBACK, witness
+
+    found = witness(text, before=own.type)
+    if found is None or found.kind != TRACEBACK or found.exception is None:
+        return None
+    known = {(each.type, each.message.split("\n", 1)[0]) for each in links(own)}
+    inner = found.exception
+    return None if (inner.type, inner.message.split("\n", 1)[0]) in known or own.type == inner.type else inner
+
+
+def one_reported_first(
+    same: Sequence[FailedWorker], tails: Mapping[int, Sequence[LogTail]]
+) -> tuple[FailedWorker, ExceptionRecord] | None:
+    """Return the only one of ranks that failed alike whose stderr reports why, with that; None: none, or several.
+
+    Args:
+        same: these ranks.
+        tails: the ends of the output of some ranks.
+    """
+    read = [each for each in same if tails.get(each.rank)]
+    found = [(each, why) for each in read if (why := reported_before(each, tails[each.rank])) is not None]
+    return found[0] if len(found) == 1 < len(read) else None
+
+
+__all__ = ["FOLLOWING", "one_reported_first", "reported_before"]
