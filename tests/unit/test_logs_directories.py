@@ -94,3 +94,52 @@ def test_the_files_of_a_directory_are_judged_together(name: str, tmp_path: Path)
         path.write_text(text)
     shown = " ".join(render(report_of_logs(tmp_path / "logs")).split())
     assert says in shown
+
+
+EVICTED = """Name:             bert-worker-1
+Status:           Failed
+Reason:           Evicted
+Message:          Pod ephemeral local storage usage exceeds the total limit of containers 50Gi.
+Containers:
+  pytorch:
+    State:          Terminated
+      Reason:       Error
+      Exit Code:    137
+"""
+PULL = """Name:             bert-master-0
+Status:           Pending
+Events:
+  Warning  Failed     79s   kubelet            Failed to pull image "registry.local/bert:8": not found
+  Warning  Failed     40s   kubelet            Error: ImagePullBackOff
+"""
+
+
+def test_a_pod_that_kubernetes_ended_is_told_with_its_reason_and_not_by_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "bert-master-0.log").write_text("rank 0 of 2 ready\n" + CLOSED.replace("[rank{r}]: ", ""))
+    (tmp_path / "bert-worker-1.log").write_text("rank 1 of 2 ready\nwriting cache shard 311\n")
+    (tmp_path / "describe.txt").write_text(EVICTED)
+    cause = report_of_logs(tmp_path)["cause"]
+    assert (cause["rank"], cause["node"], cause["signal"]) == (1, "bert-worker-1", None)
+    assert cause["what"].startswith("Kubernetes ended the pod: Evicted: Pod ephemeral local storage usage exceeds")
+
+
+@pytest.mark.parametrize("later", ["", "  Normal   Started    10s   kubelet            Started container pytorch\n"])
+def test_a_pod_whose_image_is_missing_did_not_start_unless_it_did_later(tmp_path: Path, later: str) -> None:
+    path = tmp_path / "describe.txt"
+    path.write_text(PULL + later)
+    shown = " ".join(render(report_of_logs(path)).split())
+    reason = 'the container could not be started: Failed to pull image "registry.local/bert:8": not found'
+    assert (reason in shown) == (not later)
+
+
+def test_a_line_on_a_past_attempt_is_not_of_the_one_that_recovered(tmp_path: Path) -> None:
+    failed = "E1124 19:45:57.3 424 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1)"
+    raised = 'Traceback (most recent call last):\n  File "/w/t.py", line 4, in <module>\nOSError: x\n'
+    for attempt, text in ((0, raised), (1, "")):
+        folder = tmp_path / f"none_abcdefgh/attempt_{attempt}/0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+        (folder / "stdout.log").write_text("training finished\n" if attempt else "loading\n")
+    (tmp_path / "torchrun.out").write_text(f"{failed} local_rank: 0 (pid: 7) of binary: /opt/venv/bin/python\n")
+    report = report_of_logs(tmp_path)
+    assert (report["status"], report["cause"]) == ("unfinished", None)

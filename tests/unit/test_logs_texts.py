@@ -1087,3 +1087,28 @@ def test_a_rank_that_srun_does_not_mention_makes_no_launcher_of_the_task_that_it
     path = tmp_path / "slurm-4711.out"
     path.write_text(label(GLOO, 0, "[rank{r}]: ") + "srun: error: gpu12: task 2: Killed\n")
     assert report_of_logs(path)["cause"]["rank"] == 2
+
+
+DUMP = """[default{r}]:Timeout (0:00:10)!
+[default{r}]:Thread 0x00007fdaceffdb80 (most recent call first):
+[default{r}]:  File "/usr/lib/python3.11/{inner}", line 171 in {call}
+[default{r}]:  File "/home/ann/train.py", line {line} in step
+"""
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_a_stopped_job_whose_ranks_dumped_their_stacks_is_told_where_each_one_was(tmp_path: Path, differ: bool) -> None:
+    collective = ("site-packages/torch/distributed/distributed_c10d.py", "all_reduce", 12)
+    path = tmp_path / "slurm-4711.out"
+    text = steps(4, 3, "[default{r}]:step {s} loss 2\n")
+    for rank in range(3):
+        inner, call, line = ("queue.py", "get", 9) if rank == 1 and differ else collective
+        text += DUMP.format(r=rank, inner=inner, call=call, line=line)
+    path.write_text(
+        f"{text}W1124 19:45:57.3 424 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal,"
+        " shutting down workers\n"
+    )
+    shown = " ".join(render(report_of_logs(path)).split())
+    places = "rank 1 in queue.get at train.py:9, ranks 0, 2 in torch.distributed's all_reduce at train.py:12"
+    assert ("was stopped: the launcher got" in shown, places in shown) == (True, differ)
+    assert ("no rank is to blame" in shown) == (not differ)

@@ -15,6 +15,7 @@ from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
+from ftslurm.report.logs.dumps import places
 from ftslurm.report.logs.end import JobEnd, nodes_of
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.last_resort import last_resort
@@ -82,8 +83,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         job = None  # Slurm itself, at the limit of memory
     if job is not None and (first is None or job.number < first or _follow(errors, job)):
         errors, tails, state = {}, {}, job.state
-        silent = silence(log.lines, job) if job.state in ("TIMEOUT", "CANCELLED") else ""
-        job = replace(job, why="; ".join(text for text in (job.why, silent) if text))
+        hung = (places(log), silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
+        job = replace(job, why="; ".join(text for text in (job.why, *hung) if text))
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"

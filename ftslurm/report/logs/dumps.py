@@ -1,0 +1,57 @@
+"""Where ranks were by the stacks that their own faulthandler printed, of a job that was then stopped (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ftslurm.failures.own_code import is_library
+from ftslurm.report.logs.attempt_log import AttemptLog
+from ftslurm.report.logs.lines import Line
+from ftslurm.report.wording import STACKS
+from ftslurm.text import ranges
+
+MOST = 4
+"""Places that are shown."""
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):")
+_FRAME = re.compile(r' +File "([^"]{1,400})", line (\d{1,9}) in (\S{1,200})')
+
+
+def places(log: AttemptLog) -> str:
+    """Describe where each rank was, if the stacks show more than one place; empty: they do not."""
+    by_place: dict[str, list[int]] = {}
+    for own in log.streams.values():
+        rank = log.rank_of(own[0])
+        where = _where(own) if rank is not None else ""
+        if rank is not None and where:
+            by_place.setdefault(where, []).append(rank)
+    if not 2 <= len(by_place) <= MOST:
+        return ""
+    # Most ranks wait in the same call: the others are named first.
+    ordered = sorted(by_place.items(), key=lambda each: (len(each[1]), "torch.distributed" in each[0]))
+    parts = (f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)} {where}" for where, ranks in ordered)
+    return STACKS + ", ".join(parts)
+
+
+def _where(own: Sequence[Line]) -> str:
+    """Return where a rank's main thread was by the last stacks in its lines, which end with that; empty: unknown."""
+    begins = [i for i, line in enumerate(own) if _THREAD.search(line.text)]
+    if not begins:
+        return ""
+    frames = []
+    for line in own[begins[-1] + 1 :]:
+        found = _FRAME.match(line.text)
+        if found is None:
+            break
+        frames.append((found[1], found[2], found[3]))
+    at = next((i for i, frame in enumerate(frames) if not is_library(frame[0])), None)
+    if at is None:
+        return ""
+    mine, (file, _, name) = frames[at], frames[max(0, at - 1)]
+    called = f"{file.rpartition('/')[2].removesuffix('.py')}.{name}" if at else name
+    collective = next((each for file, _, each in frames if file.endswith("/distributed_c10d.py")), "")
+    call = f"in torch.distributed's {collective}" if collective else f"in {called}"
+    return f"{call} at {mine[0].rpartition('/')[2]}:{mine[1]}"
+
+
+__all__ = ["places"]
