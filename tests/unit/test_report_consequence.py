@@ -344,3 +344,47 @@ def test_the_round_before_is_told_where_it_failed_otherwise(tmp_path: Path) -> N
     assert "round 1 failed otherwise: rank 1 on n1: ValueError: learning rate became negative at " in text
     again = RunBuilder(tmp_path, nodes=2, run_id="b").round().fail(1, ValueError("boom")).stop()
     assert "failed otherwise" not in told(again.round().fail(1, ValueError("boom")).stop())[1]
+
+
+HELPER = "Traceback (most recent call last):\n  File \"/w/prep.py\", line 2, in <module>\nKeyError: 'columns'\n"
+OWN_ENDS = {
+    BrokenPipeError: 'Traceback (most recent call last):\n  File "/w/train.py", line 42, in main\nBrokenPipeError: x\n',
+    ValueError: 'Traceback (most recent call last):\n  File "/w/train.py", line 42, in main\nValueError: x\n',
+}
+
+
+@pytest.mark.parametrize("kind", list(OWN_ENDS))
+def test_what_a_helper_printed_before_is_told_of_a_failure_that_follows_from_others(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, kind("x"), log=HELPER + OWN_ENDS[kind])
+    text = told(run.stop())[1]
+    assert ("it had printed before: KeyError: 'columns' at prep.py:2" in text) == (kind is BrokenPipeError)
+
+
+def test_of_ranks_that_agree_on_a_failure_the_one_that_printed_why_is_named(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in (2, 0, 1, 3):
+        run.fail(rank, ValueError("x"), after_s=0.01, log=(HELPER if rank == 0 else "") + OWN_ENDS[ValueError])
+    text = told(run.stop())[1]
+    assert "all 4 ranks: ValueError: x" in text
+    assert "rank 0 alone had printed before: KeyError: 'columns' at prep.py:2" in text
+
+
+FATAL = """Fatal Python error: tokenizer cache is inconsistent
+Python runtime state: initialized
+
+Current thread 0x00007f480e1bfb80 (most recent call first):
+  File "/home/ann/lm/tokens.py", line 13 in load
+  File "/home/ann/lm/train.py", line 40 in <module>
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
+
+def test_the_dump_of_the_programs_own_faulthandler_has_the_reason_and_the_place(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().fail(1, signal="SIGABRT", log=FATAL)
+    cause, text = told(run.stop())
+    assert (cause["where"]["file"], cause["where"]["line"]) == ("/home/ann/lm/tokens.py", 13)
+    assert "aborted (SIGABRT): Fatal Python error: tokenizer cache is inconsistent" in text
+    assert "Extension modules" not in text.split("stderr")[0]
