@@ -63,23 +63,26 @@ class Recorder:
             del self.reserve
             self._close_spare()
             sys.setrecursionlimit(max(limit, 1000))
-            from ftslurm.dataclasses import replace
-            from ftslurm.failures import record, worker_context
-
-            if isinstance(error, SystemExit) and record.exit_status(error) == 0:
-                return
-            worker = replace(self._worker(), **worker_context.context(error, self.directory))
-            previous = record.read(self.directory)[0] if self.directory else None
             try:
-                self._write(record.from_exception(error, trace, worker, previous))
+                self._record(error, trace)
             except RuntimeError:
                 # A handler of signals of the program's raised meanwhile, as torch's does when a loader's worker dies.
-                self._write(record.from_exception(error, trace, worker, previous))
-            self._leave_collectives()
+                self._record(error, trace)
         except BaseException as problem:
             write_stderr(f"the error record could not be made: {type(problem).__name__}: {problem}")
         finally:
             sys.setrecursionlimit(limit)
+
+    def _record(self, error: BaseException, trace: TracebackType | None) -> None:
+        from ftslurm.dataclasses import replace
+        from ftslurm.failures import record, worker_context
+
+        if isinstance(error, SystemExit) and record.exit_status(error) == 0:
+            return
+        worker = replace(self._worker(), **worker_context.context(error, self.directory))
+        previous = record.read(self.directory)[0] if self.directory else None
+        self._write(record.from_exception(error, trace, worker, previous))
+        self._leave_collectives()
 
     def _leave_collectives(self) -> None:
         """Leave what torch has recorded of its collectives: this process can soon not be asked any more."""

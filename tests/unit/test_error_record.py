@@ -27,6 +27,7 @@ from ftslurm.failures.record import (
     summary,
     write,
 )
+from ftslurm.failures.recorder import Recorder
 from ftslurm.records.codec import BadFile
 from ftslurm.records.error import ErrorRecord, Frame, HostResources, OomKills, Space, error_file, error_record_in
 
@@ -469,3 +470,28 @@ def test_where_there_is_none_what_the_agent_saw_stands(tmp_path: Path, content: 
     if content is not None:
         (tmp_path / "error.json").write_bytes(content)
     assert complete_elsewhere(tmp_path, "", IN_RUN) is None
+
+
+class Interrupted(ValueError):
+    """An exception during whose recording a handler of signals raises once."""
+
+    handled = 0
+
+    @property
+    def __notes__(self) -> list[str]:
+        type(self).handled += 1
+        if self.handled == 1:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.")
+        return ["a note"]
+
+
+def test_a_handler_of_signals_that_raises_while_a_failure_is_recorded_does_not_prevent_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FTSLURM_RECORD_DIR", str(tmp_path))
+    Recorder(["train.py"]).exception(Interrupted("boom"), None)
+    found = read(tmp_path)[0]
+    assert found is not None
+    assert found.exception is not None
+    assert (found.exception.message, found.exception.notes) == ("boom", ("a note",))
+    assert "could not be made" not in capfd.readouterr().err
