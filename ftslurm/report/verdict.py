@@ -9,15 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.failures.message_line import message_line
-from ftslurm.failures.own_code import own_frame
-from ftslurm.failures.reason import handled
-from ftslurm.records.error import ExceptionRecord
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
-from ftslurm.report.alike import Alike, alike, is_same
-from ftslurm.report.facts import Clocks, Doubt, History, LogTail, RoundFiles, Snapshot
+from ftslurm.report.alike import alike, is_same
+from ftslurm.report.facts import Clocks, Doubt, History, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, judge
 from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, worker_failure
 from ftslurm.report.lost_nodes import (
@@ -29,7 +25,7 @@ from ftslurm.report.lost_nodes import (
     unreachable_failure,
 )
 from ftslurm.report.named_ranks import named_first, odd_model
-from ftslurm.report.reported_before import FOLLOWING, one_reported_first, reported_before
+from ftslurm.report.remarks import dead_thread_of, on_source, reported, while_handling
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -40,7 +36,6 @@ from ftslurm.report.root_cause import (
     survived_stderr,
 )
 from ftslurm.report.round_facts import attempt_of, ended_ns, nodes_of, outcome_of, started_ns, world_size_of
-from ftslurm.report.wording import shortened
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -48,10 +43,6 @@ if TYPE_CHECKING:
     from ftslurm.report.standstill import Standstill
 
 EARLIER_KEPT = 20
-CAUGHT_LIMIT = 120
-SURVIVED_TYPES = frozenset(
-    ("KeyError", "IndexError", "AttributeError", "StopIteration", "ImportError", "ModuleNotFoundError", "Empty", "Full")
-)
 
 
 @dataclass(frozen=True)
@@ -327,71 +318,14 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         alike=None if same is None else same.as_dict(),
         remarks=(
             *odd_model(this.failed),
-            *_while_handling(worker),
-            *_remarks(files, source, same, places),
+            *while_handling(worker),
+            *on_source(files, source, same, places),
             *collectives,
-            *_dead_thread(worker, tails),
-            *_reported(files, this.failed, tails),
+            *dead_thread_of(worker, tails),
+            *reported(files, this.failed, tails),
             *consequence.last_words(worker, tails, survived),
         ),
     )
-
-
-def _dead_thread(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
-    """Return which thread of a rank an exception had ended before: the rank may have waited for it, or its result."""
-    if worker.exception is None or worker.cause.cascade:
-        return []
-    from ftslurm.report.hang import dead_thread
-
-    found = (dead_thread(worker.rank, tail) for tail in tails)
-    return [text for text in found if text][:1]
-
-
-def _reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[LogTail]) -> list[str]:
-    """Return what a rank's stderr has before its own traceback, where that only follows from something else."""
-    first = failed[0]
-    if first.exception is None or first.cause.cascade:
-        return []
-    same = [first, *(each for each in failed[1:] if is_same(first, each))]
-    one = one_reported_first(same, files.tails)
-    why = one[1] if one is not None else None
-    if one is None and first.exception.type in FOLLOWING:
-        why = reported_before(first, tails)
-    if why is None:
-        return []
-    rank = f"rank {one[0].rank} alone" if one is not None else "it"
-    place = f" at {_place(why)}" if why.frames else ""
-    text = shortened(f"{why.type}: {message_line(why.message)}".rstrip(": "), CAUGHT_LIMIT)
-    return [f"{rank} had printed before: {text}{place}"]
-
-
-def _place(exception: ExceptionRecord) -> str:
-    return own_frame(exception.frames).place.rpartition("/")[2]
-
-
-def _while_handling(worker: FailedWorker) -> list[str]:
-    """Return the failure whose handler called what failed then, where the handler did not raise that itself.
-
-    A program that goes on without what it looked up or imported has handled that.
-    """
-    exception = worker.exception
-    caught = None if exception is None or exception.cause is not None else exception.context
-    if exception is None or caught is None or not caught.frames or worker.cause.cascade or exception.raised_again:
-        return []
-    if caught.type in SURVIVED_TYPES or handled(exception) is not None:
-        return []
-    text = shortened(f"{caught.type}: {message_line(caught.message)}".rstrip(": "), CAUGHT_LIMIT)
-    return [f"raised while handling {text} ({_place(caught)})"]
-
-
-def _remarks(
-    files: RoundFiles, source: consequence.Origin | None, same: Alike | None, places: consequence.Places
-) -> tuple[str, ...]:
-    found = [] if source is None else [source.text]
-    if source is not None:
-        found += consequence.whereabouts(files, source)
-    found += [same.text] if same is not None and same.text else []
-    return (*found, consequence.parted(places)) if len(places) > 1 else tuple(found)
 
 
 def _explained(snapshot: Snapshot, rounds: Sequence[RoundVerdict]) -> Iterator[RoundVerdict]:

@@ -1,0 +1,79 @@
+"""What qualifies the headline of a rank's failure: threads, handlers, earlier reports, what it follows from (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.own_code import own_frame
+from ftslurm.failures.reason import handled
+from ftslurm.records.error import ExceptionRecord
+from ftslurm.report import consequence
+from ftslurm.report.alike import Alike, is_same
+from ftslurm.report.facts import LogTail, RoundFiles
+from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.reported_before import FOLLOWING, one_reported_first, reported_before
+from ftslurm.report.wording import shortened
+
+CAUGHT_LIMIT = 120
+SURVIVED_TYPES = frozenset(
+    ("KeyError", "IndexError", "AttributeError", "StopIteration", "ImportError", "ModuleNotFoundError", "Empty", "Full")
+)
+
+
+def dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
+    """Return which thread of a rank an exception had ended before: the rank may have waited for it, or its result."""
+    if worker.exception is None or worker.cause.cascade:
+        return []
+    from ftslurm.report.hang import dead_thread
+
+    found = (dead_thread(worker.rank, tail) for tail in tails)
+    return [text for text in found if text][:1]
+
+
+def reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[LogTail]) -> list[str]:
+    """Return what a rank's stderr has before its own traceback, where that only follows from something else."""
+    first = failed[0]
+    if first.exception is None or first.cause.cascade:
+        return []
+    same = [first, *(each for each in failed[1:] if is_same(first, each))]
+    one = one_reported_first(same, files.tails)
+    why = one[1] if one is not None else None
+    if one is None and first.exception.type in FOLLOWING:
+        why = reported_before(first, tails)
+    if why is None:
+        return []
+    rank = f"rank {one[0].rank} alone" if one is not None else "it"
+    place = f" at {_place(why)}" if why.frames else ""
+    text = shortened(f"{why.type}: {message_line(why.message)}".rstrip(": "), CAUGHT_LIMIT)
+    return [f"{rank} had printed before: {text}{place}"]
+
+
+def _place(exception: ExceptionRecord) -> str:
+    return own_frame(exception.frames).place.rpartition("/")[2]
+
+
+def while_handling(worker: FailedWorker) -> list[str]:
+    """Return the failure whose handler called what failed then, where the handler did not raise that itself.
+
+    A program that goes on without what it looked up or imported has handled that.
+    """
+    exception = worker.exception
+    caught = None if exception is None or exception.cause is not None else exception.context
+    if exception is None or caught is None or not caught.frames or worker.cause.cascade or exception.raised_again:
+        return []
+    if caught.type in SURVIVED_TYPES or handled(exception) is not None:
+        return []
+    text = shortened(f"{caught.type}: {message_line(caught.message)}".rstrip(": "), CAUGHT_LIMIT)
+    return [f"raised while handling {text} ({_place(caught)})"]
+
+
+def on_source(
+    files: RoundFiles, source: consequence.Origin | None, same: Alike | None, places: consequence.Places
+) -> tuple[str, ...]:
+    """Return what a failure follows from, which ranks failed alike, and the places at which ranks parted."""
+    found = [] if source is None else [source.text]
+    if source is not None:
+        found += consequence.whereabouts(files, source)
+    found += [same.text] if same is not None and same.text else []
+    return (*found, consequence.parted(places)) if len(places) > 1 else tuple(found)
