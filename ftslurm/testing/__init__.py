@@ -6,7 +6,6 @@
 | `ftslurm.testing.clock` | the clock |
 | `ftslurm.testing.memoryfs` | the shared filesystem, with faults between any two calls |
 | `ftslurm.testing.slurm` | Slurm's commands |
-| `ftslurm.testing.faulty_mount` | a file server with injected faults: a real mount, by FUSE |
 
-None of them starts a process, waits, or needs a cluster, except the last one, which is a process of its own.
+None of them starts a process, waits, or needs a cluster.
 """

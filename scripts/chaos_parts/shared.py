@@ -16,6 +16,8 @@ from shlex import join, quote
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+MODULES = f"{CHECKOUT}:{CHECKOUT / 'scripts'}"
+"""For PYTHONPATH."""
 HELD_S = 4.0
 """Time to wait for a rename that the file server can hold, in seconds; a rank commits more often."""
 LOGIN = "login"
@@ -58,7 +60,7 @@ class SharedDirectory:
         """Return the bash command by which a booting node mounts the directory."""
         words = join(self._server("node")).replace(str(self._control / "node"), f'{self._control}/"$SLURMLAB_NODE"')
         return (
-            f"exec 3< <(exec env PYTHONPATH={quote(str(CHECKOUT))} {words} 2>>{quote(str(log))}); "
+            f"exec 3< <(exec env PYTHONPATH={quote(MODULES)} {words} 2>>{quote(str(log))}); "
             "read -r -u 3 said; [[ $said == mounted ]]"
         )
 
@@ -69,7 +71,7 @@ class SharedDirectory:
             OSError: it cannot be mounted.
         """
         with log.open("ab") as errors:
-            environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+            environment = os.environ | {"PYTHONPATH": MODULES}
             server = subprocess.Popen(self._server(LOGIN), env=environment, stdout=subprocess.PIPE, stderr=errors)
         self._own = server
         assert server.stdout is not None
@@ -84,11 +86,11 @@ class SharedDirectory:
 
     def _server(self, name: str) -> list[str]:
         paths = (self._backing, self._mount, self._control / name)
-        words = [sys.executable, "-m", "ftslurm.testing.faulty_mount", *map(str, paths)]
+        words = [sys.executable, "-m", "chaos_parts.faulty_mount", *map(str, paths)]
         return [*words, "--journal", str(self._journal), *PATTERNS]
 
     def let(self, fault: str, node: str | None = None) -> None:
-        """Inject a fault, see `ftslurm.testing.faulty_mount`; on one node, or on all."""
+        """Inject a fault, see `chaos_parts.faulty_mount`; on one node, or on all."""
         for name in self._nodes if node is None else (node,):
             (self._control / name).write_text(fault)
 

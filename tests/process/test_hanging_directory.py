@@ -18,7 +18,8 @@ from ftslurm.testing.runs import RunBuilder
 
 start = test_run.start
 
-SERVER = ("-m", "ftslurm.testing.faulty_mount")
+SERVER = ("-m", "chaos_parts.faulty_mount")
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 STEPPING = """
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: (mark("told to stop"), os._exit(0)))
@@ -41,7 +42,10 @@ class Directory:
         (base / "backing").mkdir()
         self.path.mkdir()
         command = [sys.executable, *SERVER, str(base / "backing"), str(self.path), str(self._control)]
-        self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+        self._server = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert self._server.stdout is not None
         if self._server.stdout.readline() != "mounted\n":
             pytest.skip(f"FUSE cannot be used here: {self._server.communicate()[1].strip().splitlines()[-1]}")
@@ -50,7 +54,7 @@ class Directory:
         self._control.write_text(f"hang {how}")
 
     def fault(self, kind: str) -> None:
-        """Begin a fault of `ftslurm.testing.faulty_mount`."""
+        """Begin a fault of `chaos_parts.faulty_mount`."""
         self._control.write_text(kind)
 
     def answer(self) -> None:

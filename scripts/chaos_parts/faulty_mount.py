@@ -1,6 +1,6 @@
 """A mounted directory with injected faults: BACKING is mounted at MOUNT by FUSE, and CONTROL selects the fault.
 
-``python -m ftslurm.testing.faulty_mount BACKING MOUNT CONTROL`` mounts, prints "mounted" and serves until SIGTERM.
+``python -m chaos_parts.faulty_mount BACKING MOUNT CONTROL`` mounts, prints "mounted" and serves until SIGTERM.
 Without the file CONTROL, or while it is empty, there are no faults; otherwise it contains one of:
 
 | fault | effect |
@@ -41,8 +41,7 @@ import struct
 import sys
 import time
 
-from ftslurm.dataclasses import dataclass
-from ftslurm.testing.fuse import (
+from chaos_parts.fuse import (
     BATCH_FORGET,
     CREATE,
     FLUSH,
@@ -65,6 +64,7 @@ from ftslurm.testing.fuse import (
     WRITE,
     Backing,
 )
+from ftslurm.dataclasses import dataclass
 
 SIGKILL_BIT = 1 << 8
 GENERIC = struct.Struct("<IIQQIIIHH")
