@@ -94,6 +94,7 @@ def _behind(evidence: Evidence, rows: Sequence[Cause]) -> tuple[Cause, Evidence]
     return None
 
 
+_RUN_WITH = re.compile(r" \(run with NCCL_DEBUG=\w+ for details\)")
 _BARE = ("error", "Error", "timeout", "Empty", "Full")
 """Names of exceptions that say something only with their module."""
 
@@ -201,7 +202,7 @@ def _exception(evidence: Evidence, message: str) -> str:
     own = evidence.nccl_warnings[-1:] if "nccl" in message.lower() and "Last error" not in message else ()
     if own and own[0] not in text:
         first, newline, rest = text.partition("\n")
-        text = f"{first}: {own[0]}{newline}{rest}"
+        text = f"{_RUN_WITH.sub('', first)}: {own[0]}{newline}{rest}"
     if not evidence.raised_again:
         return text
     first, newline, rest = text.partition("\n")

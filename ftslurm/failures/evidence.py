@@ -120,7 +120,8 @@ class Evidence:
         by_nccl = "DistBackendError" in self.tail or "NCCL error: " in self.tail
         if self.exception is None and self.signal == "SIGABRT" and by_nccl:
             return "\n".join([*self.nccl_warnings, self.tail])
-        if not self.by_distributed or "nccl" not in self.message.lower():
+        # Other libraries call NCCL themselves.
+        if not (self.by_distributed or self.message.startswith("NCCL error")) or "nccl" not in self.message.lower():
             return ""
         return "\n".join([*self.nccl_warnings, self.message])
 

@@ -34,6 +34,7 @@ _SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
 _FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
 # Of torch's compiler, whose message has several paragraphs.
 _GRAPH_BREAK, _DETAIL = re.compile(r" {2}Explanation: "), re.compile(r" {1,2}\S")
+_RECORD = re.compile(r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")  # of a logger
 RELATION_LINES, PROSE_LINES = 8, 6
 _PROSE = re.compile(
     r"(?!Traceback|During handling|The above|srun|slurm|INFO|WARN|ERROR|Epoch|Step)"
@@ -54,7 +55,7 @@ def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, who
     nested = False
     while at < len(lines) and len(kept) < MESSAGE_LINES:
         own = own_text(lines[at][:LINE_LIMIT], prefix)
-        if own is None or (prefix and own.startswith(("+-", "+ "))):
+        if own is None or (prefix and own.startswith(("+-", "+ "))) or _RECORD.match(own):
             break
         if HEADER in own or is_relation(own):
             if not _passes_traceback_on(kept, own, nested=nested):

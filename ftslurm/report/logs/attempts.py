@@ -33,6 +33,7 @@ ONCE_S = 3
 """Less than a restart takes."""
 AT_ONCE = timedelta(minutes=1)
 _SUBMITIT = re.compile(r"submitit INFO \(.{1,40}\) - Starting with JobEnvironment\(")
+_CLOSING = re.compile(r"\[launch\.py:\d+:sigkill_handler\]|\bpdsh@\S{1,80}: |ssh exited with exit code")
 _DIGITS = re.compile(r"\d+")
 _BY_SLURM = re.compile(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
 # Of a script; a program that tries something again has no banner.
@@ -81,6 +82,7 @@ def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
         if any(previous < number < border for number in evidence):
             kept.append(border)
             previous = border - 1
+    kept = [border for i, border in enumerate(kept) if _has_output(lines, border, [*kept[i + 1 :], None][0])]
     parts: list[Sequence[Line]] = []
     at = 0
     for border in kept[-LIMIT:]:
@@ -91,6 +93,12 @@ def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
         at = end
     parts.append(lines[at:])
     return [part for part in parts if any(line.text.strip() for line in part)] or [lines]
+
+
+def _has_output(lines: Sequence[Line], begin: int, end: int | None) -> bool:
+    """Whether more than a launcher's closing lines, as of another node, are between two lines."""
+    own = (line for line in lines if line.number >= begin and (end is None or line.number < end))
+    return any(not is_aftermath(line.text) and not _CLOSING.search(line.text) for line in own)
 
 
 def _repeated(ends: Iterable[End]) -> Iterable[int]:
@@ -181,7 +189,8 @@ def _goes_on(lines: Sequence[Line], end: JobEnd) -> bool:
     if any(says_again(line.text) for line in own) and any(works(line.text) for line in own):
         return True
     began = _time(end.at or "")
-    times = (_time(line.text) for line in own)
+    found = (_TIME.search(line.text[:60]) for line in own)
+    times = (_time(each[0]) for each in found if each is not None)
     return began is not None and any(time is not None and time - began > KILL_WAIT for time in times)
 
 

@@ -35,6 +35,7 @@ _FOREIGN = (
 )
 _FORMS = (
     re.compile(rf"{_TIME} [\w.-]{{1,80}} [\w./-]{{1,60}}(?:\[\d+\])?:(?: |$)"),
+    re.compile(rf"{_TIME}(?: UTC)? [\w.-]{{1,80}} --(?: |$)"),
     re.compile(rf"{_TIME} *\| *[A-Z]{{4,8}} *\| *\S{{1,120}} - "),
     re.compile(rf"[\[(]?{_TIME}[\])]?:?(?: (?:stdout|stderr) [FP])?(?=\[(?:1,)?\d+\]<std|<std|[ \t]|$)[ \t]?"),
     re.compile(r"> ?"),

@@ -136,8 +136,17 @@ def ends_of(lines: Sequence[Line]) -> Ends:
         if len(line.text) >= SHORTEST and line.text != GAP and not (reader.by_slurm(line) or reader.of_pod(i, line)):
             reader.by_others(i, line)
     known = [replace(end, stopped=True) if end.pid in reader.stopped else end for end in reader.processes]
-    known += _said(lines)
+    known = _without_killed(known) + _said(lines)
     return Ends(tuple(known), tuple(reader.job), tuple(reader.kernel), tuple(reader.oom))
+
+
+def _without_killed(ends: list[End]) -> list[End]:
+    """Mark what Intel MPI killed as stopped: its boxes are in the order of the ranks, whichever ended first."""
+    by_mpi = [end for end in ends if end.by == "mpirun"]
+    own = [end for end in by_mpi if end.signal not in ("SIGKILL", "SIGTERM") and end.code != 0]
+    if not own or len(own) == len(by_mpi):
+        return ends
+    return [replace(end, stopped=True) if end in by_mpi and end not in own else end for end in ends]
 
 
 class _Reader:

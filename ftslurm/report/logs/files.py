@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,9 +117,22 @@ def unread(folder: Path, those: Sequence[Output]) -> list[str]:
     if len({each.part for each in those}) > 1:
         shown = listed([str(each.path.relative_to(folder)) for each in those])
         notes.append(f"read as one job's: {plural(len(those), 'file')} ({shown})")
+    if below := _below(folder, {*read, *(folder / name for name in left)}):
+        notes.append(f"not read, in folders below: {plural(len(below), 'file')} ({listed(below)})")
     if left:
         notes.append(f"not read, as of other jobs: {plural(len(left), 'file')} ({listed(sorted(left))})")
     return notes
+
+
+def _below(folder: Path, known: Collection[Path]) -> list[str]:
+    """Return the output files in folders of a directory that itself has some, so that these were not searched."""
+    if any(path.parent != folder for path in known):
+        return []
+    level, found = [""], list[str]()
+    for _ in range(DEPTH + 1):
+        level = [f"{each}{name}/" for each in level for name in folders(folder / each)][:MAX_FOLDERS]
+        found += [name for each in level for name in _times_in(folder, each) if is_output(name) and _is_log(name)]
+    return sorted(found)[:MAX_FILES]
 
 
 def beside(path: Path) -> list[str]:

@@ -81,7 +81,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     state = failed_node = None
     if job is not None and job.state == "CANCELLED" and any(number < job.number for number in log.ends.oom):
         job = None  # Slurm itself, at the limit of memory
-    if job is not None and (first is None or job.number < first or _follow(errors, job)):
+    if job is not None and (first is None or job.number < first or _follow(log, errors, job)):
         errors, tails, state = {}, {}, job.state
         hung = (places(log), silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
         job = replace(job, why="; ".join(text for text in (job.why, *hung) if text))
@@ -117,7 +117,10 @@ def _job_end(log: AttemptLog, errors: Mapping[int, RankError]) -> JobEnd | None:
     if whole:
         return whole[0]
     ended = [end for end in log.ends.processes if not end.stopped and end.code != 0]
-    return log.ends.job[0] if log.ends.job and not errors and not ended else None
+    if not log.ends.job:
+        return None
+    job = log.ends.job[0]
+    return job if (not errors and not ended) or (job.why and _follow(log, errors, job)) else None
 
 
 def _went_well(log: AttemptLog, errors: Mapping[int, RankError]) -> bool:
@@ -131,9 +134,15 @@ def _went_well(log: AttemptLog, errors: Mapping[int, RankError]) -> bool:
     return zero or tests_passed(last.text)
 
 
-def _follow(errors: Mapping[int, RankError], job: JobEnd) -> bool:
-    """Whether all failures follow from a node's: their connections broke before Slurm noticed it."""
-    return job.state == "NODE_FAIL" and all(is_cascade(error) for error in errors.values())
+def _follow(log: AttemptLog, errors: Mapping[int, RankError], job: JobEnd) -> bool:
+    """Whether all failures follow from a node's: their connections broke before Slurm noticed it.
+
+    Or from a launcher's, which was stopped from outside by another file, of which no order is known.
+    """
+    if not all(is_cascade(error) for error in errors.values()):
+        return False
+    elsewhere = all(log.part_of(error.order) != log.part_of(job.number) for error in errors.values())
+    return job.state == "NODE_FAIL" or (job.state == "CANCELLED" and bool(job.why) and elsewhere)
 
 
 def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> list[str]:
@@ -150,10 +159,13 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
     late = log.printed_ranks() - {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
     # Where the log ends before the ranks do, a watchdog may still have waited to speak.
     late = late - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
+    if errors and not late and all(timeout_in(error.message) is not None for error in errors.values()):
+        late = set(range(max(errors))) - errors.keys()
     if errors and len(late) * 2 <= len(errors) and not late & errors.keys():
         notes += [f"rank {ranges(late)} printed no time-out of a collective: look there first"] if late else []
     if errors and all(is_cascade(error) for error in errors.values()):
-        notes += _finished(log, errors) or ([] if stopped else _not_in_table(log, errors))
+        signalled_ranks = any("closing signal" in line.text for line in log.lines)
+        notes += _finished(log, errors) or ([] if stopped or signalled_ranks else _not_in_table(log, errors))
     survived = [end for end in log.ends.processes if was_survived(log, end)]
     if survived and not errors:
         notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")

@@ -37,7 +37,8 @@ _IN_WORDS = re.compile(
     r"|core dumped|out of memory|lost connection|unreachable)\b|(?-i:\w(?:Error|Exception)\b)"
 )
 _HARMLESS = re.compile(
-    r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{4} |\[W |: [IW] \S{1,200}:\d+\]"
+    r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{3,4} |\[[WI] |\w*Warning: "
+    r"|: [IW] \S{1,200}:\d+\]"
     r"|\b(?:0|no|without|any) (?:errors?|fail\w+)|\b(?:errors?|failed|invalid)(?: ?rate)?\s?[:=]\s?[\d.]"
     r"|(?<!not )\b(?:written|saved) (?:to|in)\b"
     r"|\berrors?\W{1,4}\d+(?:\.\d|e-| ?%)|\bif\b.{0,80}\b(?:error|fail)"

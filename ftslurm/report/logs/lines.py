@@ -50,6 +50,7 @@ _REMOTE = re.compile(
     r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
 )
 _PROCESS = re.compile(r"\(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.]{7,15})")
+_REPR_RANK = re.compile(r"repr=\w[\w.]{0,120}\[rank=(\d{1,6})\]")
 REMOTE = " of process "
 """Behind the header of a traceback of Ray's: the process follows."""
 _HEADER = "Traceback (most recent call last):"
@@ -137,7 +138,8 @@ def _remote(found: re.Match[str]) -> str:
     named = _PROCESS.search(found[0])
     if named is None:
         return _HEADER
-    return f"{_HEADER}{REMOTE}{process(named['pid'], named['ip'])}"
+    rank = _REPR_RANK.search(found[0])
+    return f"{_HEADER}{REMOTE}{process(named['pid'], named['ip'])}{f', rank {rank[1]}' if rank else ''}"
 
 
 def process(pid: str, ip: str | None) -> str:

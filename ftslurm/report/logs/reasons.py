@@ -82,6 +82,9 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
                 r"(?!.*\bon hold).{3,300})"), "spawn", None, "srun: {m}", STRONG),
     (re.compile(r"^\S{0,300}slurm_script: line \d+: (?P<m>\$'\\r'): command not found$"), "exit", 127,
      "the batch script has DOS line ends: {m}", STRONG),
+    (re.compile(r"^(?P<m>(?:srun|sbatch|salloc|mpirun|mpiexec): (?:unrecognized|unknown|invalid|illegal) option "
+                r".{1,300})"),
+     "spawn", None, "{m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: (?P<m>can't (?:open file|find '__main__' module in) .{1,400})"),
      "exit", 2, "{m}", STRONG),
     (re.compile(r"^\S*python[\d.]*: Error while finding module specification for \S{1,200} \((?P<m>.{1,300})\)$"),
@@ -128,7 +131,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
 # Nearly all lines are none: one search for each.
 _MAYBE = re.compile(
     r"rror|ERROR: |Lmod has|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to"
-    r"|can't |No module"
+    r"|can't |No module| option "
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't"
 )

@@ -46,7 +46,7 @@ _LOGGED = re.compile(
 _CAUGHT = re.compile(
     r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
 )
-_REMOTE = re.compile(rf"{re.escape(HEADER)}{REMOTE}(.+)$")
+_REMOTE = re.compile(rf"{re.escape(HEADER)}{REMOTE}(?P<process>.+?)(?:, rank (?P<rank>\d{{1,6}}))?$")
 _OF_LOGGER = re.compile(r"(?:\S{1,40} ){0,3}\W?(?:INFO|DEBUG|WARNING)\b")
 _C10D = re.compile(r"\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]")
 _OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
@@ -174,7 +174,9 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
     which = spawned or named or _SNIPPET.search(whole) or stated
     rank = int(which[1]) if which is not None else found.rank
     numbers = frozenset(line.number for line in own)
-    remote = next((mark[1] for line in reversed(own) if (mark := _REMOTE.search(line.text))), None)
+    mark = next((each for line in reversed(own) if (each := _REMOTE.search(line.text)) is not None), None)
+    remote = None if mark is None else mark["process"]
+    rank = int(mark["rank"]) if rank is None and mark is not None and mark["rank"] else rank
     dead = found.exception.type in ("ActorDiedError", "RayActorError")  # which its caller raises
     remote = "" if dead and "pid " in (own[0].node or "") else None if dead else remote
     first = own[0] if remote is None else own[0]._replace(node=remote or None)
