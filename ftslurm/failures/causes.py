@@ -172,7 +172,8 @@ def _first_line(text: str) -> str:
 def _of_signal(evidence: Evidence) -> str:
     """Return what a negative number of sys.exit stands for: it is what subprocess returns for a child's signal."""
     number = evidence.message.removeprefix("-")
-    if not evidence.message.startswith("-") or not number.isdecimal() or len(number) > 2:
+    # -1 is any program's word for an error.
+    if not evidence.message.startswith("-") or number == "1" or not number.isdecimal() or len(number) > 2:
         return ""
     from signal import Signals
 

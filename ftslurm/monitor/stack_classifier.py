@@ -62,6 +62,7 @@ _BELOW = _rows(
     ),
     (WORKS, r"/torch/optim/", r"step\w*|_\w+", "optimizer"),
 )
+_IMPORTS = _rows((WORKS, r"^<frozen importlib\._bootstrap", r"_find_and_load|_gcd_import", IMPORT))
 # What a frame indicates wherever it stands, own frames below it or not.
 _ANYWHERE = _rows(
     (WORKS, r"^<frozen importlib\._bootstrap", r"_find_and_load|_gcd_import", IMPORT),
@@ -76,6 +77,10 @@ _HOW = _rows(
     (WORKS, r"/multiprocessing/", r"(?!_?bootstrap|run|spawn_main|_main|_launch).*", ""),
     (WORKS, r"/(queue|threading)\.py$|/concurrent/futures/", r"(?!_?bootstrap\w*|run).*", _THREAD_WAIT),
 )
+
+
+_JOINS = ("join", "_wait_for_tstate_lock", "_shutdown")
+"""Functions of `threading` that wait for the end of a thread."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,8 @@ def classify(frames: Sequence[Frame], calls: Mapping[tuple[str, int], str] = NO_
             place = frame
             break
         below.append(frame)
+    if any(_row(_IMPORTS, frame.file, frame.function) is not None for frame in below):
+        return Activity(WORKS, IMPORT, place)  # of what the library needs for it
     # Waiting is only what stands below the user's own code: a model that computes inside of DDP's forward works.
     for rows, looked_at in ((_BELOW, below), (_ANYWHERE, frames[::-1]), (_HOW, below)):
         found = [(row, frame) for frame in looked_at if (row := _row(rows, frame.file, frame.function)) is not None]
@@ -119,7 +126,8 @@ def classify(frames: Sequence[Frame], calls: Mapping[tuple[str, int], str] = NO_
         outermost = [(row, frame) for row, frame in found if row.kind == WAITS][-1:]
         for row, frame in outermost or found[:1]:
             name = row.name or frame.function
-            of_thread = name == _THREAD_WAIT
+            # A pool or a process waits by a thread's means, too.
+            of_thread = name == _THREAD_WAIT and not any(other.name == "" for other, _ in found)
             return Activity(row.kind, _name(below[-1]) if rows is _HOW and name != _NETWORK else name, place, of_thread)
     if place is None:
         return Activity(WORKS, "", None)
@@ -150,13 +158,22 @@ def is_library(file: str) -> bool:
     return _LIBRARY.search(file) is not None
 
 
-def telling_thread(threads: Sequence[Thread]) -> Thread | None:
-    """Return the thread that shows what the process is doing: the main one, unless that waits for another one."""
+def telling_thread(threads: Sequence[Thread], calls: Mapping[tuple[str, int], str] = NO_CALLS) -> Thread | None:
+    """Return the thread that shows what the process is doing: the main one, unless that waits for another one.
+
+    Only a join shows for which one it waits: else a thread that sleeps, as one that watches the program, is not it.
+
+    Args:
+        threads: of the process.
+        calls: see `classify`.
+    """
     main = next((thread for thread in threads if thread.main), None)
     if main is None or not classify(main.frames).of_thread:
         return main
     others = [thread for thread in threads if not thread.main]
-    judged = [(classify(thread.frames), thread) for thread in others]
+    judged = [(classify(thread.frames, calls), thread) for thread in others]
+    if not any(frame.function in _JOINS for frame in main.frames):
+        judged = [(does, thread) for does, thread in judged if does.activity != "time.sleep"]
     for does, thread in judged:
         if does.kind == WAITS:
             return thread

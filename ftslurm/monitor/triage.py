@@ -197,7 +197,7 @@ def _groups(everything: Sequence[RankStacks], calls: Mapping[tuple[str, int], st
         others: list[Thread] = []
         threads = reader.threads(each.stacks.text) if each.stacks.text else ()
         if threads:
-            thread = telling_thread(threads)
+            thread = telling_thread(threads, calls)
             frames = thread.frames if thread is not None else ()
             others = [one for one in threads if one.main and one is not thread]
             if frames not in judged:

@@ -22,6 +22,16 @@ from ftslurm.text import clip, cut_middle, ranges
 BY_ITSELF = ("stop-reaction", "round-over", "horovod-end", "cut-in-collective")
 """Causes whose exception is by itself the proof of what it follows from: a signal, a newer round, a shutdown; and those
 that no further text can explain."""
+OF_PEERS = (
+    "peer-reset",
+    "collective-timeout",
+    "nccl",
+    "nccl-timeout",
+    "nccl-abort",
+    "late-rank",
+    "collective-mismatch",
+)
+"""Causes whose exceptions a rank raises in a collective because of the others."""
 FINISHED, ABSENT = "finished", "absent"
 SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.causes import CASCADE, PRIMARY, Cause
-from ftslurm.failures.own_code import is_library
+from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.reason import is_code
 from ftslurm.failures.signature import of_output
 from ftslurm.records.error import Frame
@@ -220,8 +220,7 @@ def _locations(worker: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict
     frames = worker.frames
     if not frames:
         return None, None
-    own = next((f for f in reversed(frames) if not is_library(f.file)), frames[-1])
-    own = _interrupted(frames, own)
+    own = _interrupted(frames, own_frame(frames))
     return _location(own, cwd), None if own is frames[-1] else _location(frames[-1], cwd)
 
 

@@ -250,6 +250,8 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
         return None
     if worker.cause.name in consequence.BY_ITSELF or consequence.is_own_statement(worker):
         return None
+    if worker.rank in records.culprits and worker.cause.name not in consequence.OF_PEERS:
+        return None  # what it raised itself is why it did not come
     from ftslurm.report.hang import hang_failure
     from ftslurm.report.missing_rank import noticed_by
 

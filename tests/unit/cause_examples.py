@@ -269,6 +269,7 @@ PRIMARIES = [
         "ray-memory",
         raised("OutOfMemoryError", "Task was killed due to the node running low on memory.", "ray.exceptions"),
     ),
+    ("buffer-overflow", signal("SIGABRT", tail="*** stack smashing detected ***: terminated\n")),
     ("process-limit", raised("RuntimeError", "Resource temporarily unavailable")),
     ("process-limit", signal("SIGSEGV", tail="OpenBLAS blas_thread_init: pthread_create failed for thread 12 of 64\n")),
     ("open-files", raised("RuntimeError", "received 0 items of ancdata")),

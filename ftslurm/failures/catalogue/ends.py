@@ -19,10 +19,13 @@ ROWS: tuple[Cause, ...] = (
           not_for="a /dev/shm that was observed to be full", blame=PERHAPS, symptom_of=GPU),
     Cause("heap-corruption", "aborted: the C library found its heap corrupted", PRIMARY,
           tail("SIGABRT", r"(?m)^((free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z]"
-                          r"|double free or|corrupted (size|double)"
-               r"|\*\*\* (stack smashing|buffer overflow))"),
+                          r"|double free or|corrupted (size|double))"),
           "Native code wrote out of bounds: compare the libraries' versions; MALLOC_CHECK_=3 or a sanitizer finds it.",
           not_for="an exception of C++", blame=PERHAPS),
+    Cause("buffer-overflow", "aborted: the C library found a buffer that had overflowed", PRIMARY,
+          tail("SIGABRT", r"(?m)^\*\*\* (stack smashing|buffer overflow) detected"),
+          "Native code wrote beyond a buffer, mostly on the stack: a sanitizer (ASAN) finds the line.",
+          not_for="a damaged heap", blame=PERHAPS),
     Cause("abort", "aborted", PRIMARY, signal("SIGABRT"),
           "Native code aborted: its reason is in the last lines of stderr.", not_for="a segmentation fault",
           blame=PERHAPS, symptom_of=GPU, silent=True),

@@ -226,7 +226,9 @@ def _logged(line: str) -> list[str]:
     if value is None or not texts:
         return [line]
     level = text_of(value, "level", "levelname", "severity", "lvl") or "error"
-    rank = next((value[key] for key in _RANKS if isinstance(value.get(key), int | str)), None)
+    inner = (each for each in value.values() if isinstance(each, dict))
+    ranks = (each[key] for each in (value, *inner) for key in _RANKS if isinstance(each.get(key), int | str))
+    rank = next(ranks, None)
     message = text_of(value, "message", "msg", "event") or ""
     message = "" if HEADER in message else message.strip()
     head = f"{level.upper()} rank {rank}: {message}" if str(rank).isdecimal() else f"{level.upper()} {message}"

@@ -93,6 +93,12 @@ _BARE = re.compile(rf"(?:\S{{1,300}}: line \d+: )?(?P<signal>Killed|{_NAMES})(?:
 _SUBMITIT = re.compile(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job is (?P<why>timed-out|preempted)")
 _TYPESCRIPT = re.compile(r"\[COMMAND_EXIT_CODE=\"(?P<code>\d{1,3})\"\]")  # of script(1)
 # Of a script that starts a process for each rank.
+_LAUNCHED = re.compile(
+    r"(?i)(?:\[[\w.-]{1,40}\] |[\w.-]{1,40}: )?(?:rank[ -]?|(?:worker|trainer) #?)(?P<rank>\d{1,5}) ?"
+    r"(?:\(pid[ =]?\d+\),? )?"
+    r"(?:has |was )?(?:exit(?:ed)?|ended|died|failed|terminated|killed|crashed)(?: with| by| due to)?"
+    r"(?: (?:(?:exit |return )?(?:code|status)|(?P<signal>signal)))?[ =:]{1,2}(?P<code>-?\d{1,3})\b(?:[ ,;.(].{0,200})?"
+)
 _RANK_CODE = re.compile(
     r"(?i)[\[(]?rank[ =:#_-]?(?P<rank>\d{1,6})[\])]?:?,? (?:\(?pid \d+\)?:? )?(?:has |was )?"
     r"(?:exit(?:ed)?|ended|finished|returned|failed)?,?(?: with| by)?:? ?(?:exit ?)?(?:code|status"
@@ -282,6 +288,10 @@ def _by_launcher(line: Line, after: str) -> End | None:
     if text[:40].lower().lstrip("[( ").startswith("rank") and (found := _RANK_CODE.fullmatch(text.strip())):
         code = int(found["code"])
         return _end(line, "script", str(128 - code if 128 < code < 160 else code), rank=int(found["rank"]))
+    if (" with " in text or " by " in text) and (found := _LAUNCHED.fullmatch(text.strip())):
+        code = int(found["code"])
+        code = -abs(code) if found["signal"] else 128 - code if 128 < code < 160 else code
+        return _end(line, "script", str(code), rank=int(found["rank"])) if code else None
     if "xitcode: " in text and (found := _TORCHRUN.search(text)):
         agent = _AGENT.search(text)
         end = _end(line, "torchrun", found["code"], local=int(found["local"]), pid=int(found["pid"]))

@@ -96,9 +96,10 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
             later = next((end for end in log.ends.job if end.why and end.number > first), None)
             notes += [f"later: {later.why}"] if later is not None else []
         job = None
-    if not errors and state == "OUT_OF_MEMORY":
+    if state == "OUT_OF_MEMORY" and all(is_cascade(error) for error in errors.values()):
         error = oom_error(log)
-        errors[error.rank], tails[error.rank] = error, log.tail(log.lines)
+        free = min([error.rank, *(number - 1 for number in errors if number < 0)]) if error.rank < 0 else error.rank
+        errors[free], tails[free] = replace(error, rank=free), log.tail(log.lines) if not errors else ""
     if not errors and state is None and not well and (resort := last_resort(log, finder.late)) is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
     errors = {number: with_memory(log, error) for number, error in errors.items()}

@@ -7,25 +7,32 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
+from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import links
+from ftslurm.failures.stderr_witness import goes_on_without
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
+from ftslurm.report.logs.lines import Line
+from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import (
     UNKNOWN,
     error_of,
     is_cascade,
     of_end,
+    record,
     with_end,
     with_first,
     with_quote,
 )
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.table import seconds_between
-from ftslurm.report.logs.tracebacks import Raised
+from ftslurm.report.logs.tracebacks import Raised, names_rank
 
+BEFORE_OTHERS = 40
+"""Lines before the first consequence in which the error that it follows from may have been logged."""
 _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 """Signals that nothing sends to end a job in order."""
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
@@ -71,6 +78,8 @@ class Matcher:
             self._earlier_end()
             first = min(error.order for error in self.errors.values())
             self._not_started([each for each in found if each not in strong and each.number < first])
+            if all(map(is_cascade, self.errors.values())):
+                self._logged_before(first)
 
     def _without_all_of_launch(self, unnamed: list[Found]) -> list[Found]:
         """Take a reason for all ranks of a launcher that printed it as often as it ended processes on its only node."""
@@ -315,10 +324,33 @@ class Matcher:
         """Add the process that could not be started, for which the others waited in vain."""
         for each in weak:
             assert isinstance(each.thing, Reason)
-            if each.thing.code in (126, 127):
+            if each.thing.code in (126, 127) or each.thing.message.startswith("cd: "):
                 number = min([UNKNOWN + 1, *self.errors]) - 1
                 self.errors[number], self.tails[number] = error_of(self._log, each.thing, number), each.tail
                 return
+
+    def _logged_before(self, first: int) -> None:
+        """Add the last error that a rank logged before the others lost it, if it printed nothing more."""
+        before = [line for line in self._log.lines if line.number < first][-BEFORE_OTHERS:]
+        for line in reversed(before):
+            text = logged_error(line.text) if line.number not in self._log.covered else None
+            rank = self._log.rank_of(line)
+            rank = names_rank(line.text[:200]) if rank is None else rank
+            if text is None or rank is None or rank in self.errors or "ProcessGroup" in line.text:
+                continue
+            later = (other for other in self._log.lines if other.number > line.number and self._is_of(other, rank))
+            if goes_on_without(text) or any(self._is_output(other) for other in later):
+                continue
+            self.errors[rank] = replace(record(rank, "exit", text, line.number), node=self._log.node_of(line))
+            self.tails[rank] = line.text
+            return
+
+    def _is_output(self, line: Line) -> bool:
+        return line.number not in self._log.covered and not is_aftermath(line.text) and logged_error(line.text) is None
+
+    def _is_of(self, line: Line, rank: int) -> bool:
+        of = self._log.rank_of(line)
+        return rank == (names_rank(line.text[:60]) if of is None else of)
 
     def _bare(self) -> None:
         """Report an end without a reason, of an unknown rank."""

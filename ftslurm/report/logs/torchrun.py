@@ -130,10 +130,26 @@ def rounds_of(runs: list[Path], owners: frozenset[int], ends: Ends, problems: li
     """
     numbers = {int(found[1]) for run in runs for name in folders(run) if (found := _ATTEMPT.fullmatch(name))}
     chosen = sorted(numbers)[-MAX_ATTEMPTS:]
+    while len(chosen) > 1 and not _has_output(runs, chosen[-1]):
+        chosen.pop()  # it was stopped before it printed anything
     return [
         _round(runs, n, owners, _of_attempt(ends.processes, i, last=n == chosen[-1]), problems)
         for i, n in enumerate(chosen)
     ]
+
+
+def _has_output(runs: Sequence[Path], attempt: int) -> bool:
+    """Return whether a rank of an attempt has printed or recorded anything."""
+    places = [run / f"attempt_{attempt}" for run in runs]
+    ranks = [place / name for place in places for name in folders(place)]
+    return any(_size(rank / name) for rank in ranks for name in ("stderr.log", "stdout.log", "error.json"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _of_attempt(ends: Sequence[End], i: int, *, last: bool) -> list[End]:
