@@ -1112,3 +1112,37 @@ def test_a_stopped_job_whose_ranks_dumped_their_stacks_is_told_where_each_one_wa
     places = "rank 1 in queue.get at train.py:9, ranks 0, 2 in torch.distributed's all_reduce at train.py:12"
     assert ("was stopped: the launcher got" in shown, places in shown) == (True, differ)
     assert ("no rank is to blame" in shown) == (not differ)
+
+
+def test_a_launchers_line_on_a_rank_counts_more_than_what_the_others_lost(tmp_path: Path) -> None:
+    for i, (line, says) in enumerate(
+        (
+            ("[launch] rank 1 (pid 16970) exited with -11, terminating the others", "rank 1: segmentation fault"),
+            ("worker 1 died with signal 9", "rank 1: killed by SIGKILL"),
+            ("trainer 1 (pid=16970) was killed by signal 6.", "rank 1: aborted"),
+            ("rank 1 exited with code 0", "rank 0: RuntimeError: Connection closed by peer"),
+        )
+    ):
+        path = tmp_path / str(i) / "slurm-4711.out"
+        path.parent.mkdir()
+        path.write_text(f"{steps(3, 2)}{label(GLOO, 0, '[rank{r}]: ')}{line}\n")
+        assert says in " ".join(render(report_of_logs(path)).split())
+
+
+@pytest.mark.parametrize("later", ["", "2026-11-24 20:30:19,697 rank1 INFO shard 18\n"])
+def test_the_last_error_of_a_rank_that_printed_nothing_more_is_why_the_others_lost_it(
+    tmp_path: Path, later: str
+) -> None:
+    path = tmp_path / "slurm-4711.out"
+    logged = "2026-11-24 20:30:15,697 rank1 ERROR shard 17: checksum mismatch, giving up\n"
+    path.write_text(f"{steps(3, 2)}{logged}{later}{label(GLOO, 0, '[rank{r}]: ')}")
+    shown = " ".join(render(report_of_logs(path)).split())
+    assert ("FAILED: rank 1: shard 17: checksum mismatch, giving up" in shown) == (not later)
+
+
+def test_slurms_count_of_memory_kills_comes_before_connections_that_broke(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-4711.out"
+    count = "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.batch. Some of the step tasks have been OOM Killed.\n"
+    path.write_text(f"{steps(3, 2)}{label(GLOO, 0, '[rank{r}]: ')}{count}")
+    shown = " ".join(render(report_of_logs(path)).split())
+    assert "FAILED: some rank: killed by the kernel: out of memory" in shown

@@ -55,6 +55,7 @@ _PROOF = re.compile(
     r"(?: {0,6}\d{1,6}: |[A-Za-z][\w-]{0,60}\d: )?(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
     r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?\d{1,6}\]<std|<std(?:out|err)>:| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
+_OF_POD = re.compile(r"^\[pod/[^\]\s]{1,200}\] (?=\[(?:rank|default)\d)")
 _DETERMINED = re.compile(r"(?:\[[^\]\s]{10,40}\] )?[0-9a-f]{8} (?:\[rank=(\d{1,6})\] )?\|\| ?")
 _PROCESS = re.compile(r"\([\w.:()-]{1,80} pid=\d{1,9}[,)]")
 _DIGITS = re.compile(r"\d+")
@@ -82,6 +83,9 @@ def uncollected(lines: list[str]) -> list[str]:
         if without is None:
             break
         lines = without
+    if any(line.startswith("[pod/") for line in lines):
+        # Between events of another form, which have no container.
+        lines = [_OF_POD.sub("", line, count=1) for line in lines]
     return _unwrapped(lines)
 
 
