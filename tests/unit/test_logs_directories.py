@@ -143,3 +143,40 @@ def test_a_line_on_a_past_attempt_is_not_of_the_one_that_recovered(tmp_path: Pat
     (tmp_path / "torchrun.out").write_text(f"{failed} local_rank: 0 (pid: 7) of binary: /opt/venv/bin/python\n")
     report = report_of_logs(tmp_path)
     assert (report["status"], report["cause"]) == ("unfinished", None)
+
+
+TABLE = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2023-10-25_10:03:{second}
+  host      : ai{node}
+  rank      : {rank} (local_rank: 0)
+  exitcode  : 1 (pid: 31877)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+def test_reasons_and_ends_of_one_node_are_matched_in_its_own_file(tmp_path: Path) -> None:
+    meta = 'Traceback (most recent call last):\n  File "/w/clm.py", line 533, in main\nNotImplementedError: no data!\n'
+    closed = CLOSED.replace("[rank{r}]: ", "")
+    (tmp_path / "node1.log").write_text(closed + TABLE.format(second=41, node=1, rank=0))
+    (tmp_path / "node2.log").write_text(meta + TABLE.format(second=39, node=2, rank=1))
+    cause = report_of_logs(tmp_path)["cause"]
+    assert (cause["rank"], cause["node"], cause["what"]) == (1, "ai2", "NotImplementedError: no data!")
+
+
+def test_a_launcher_that_was_stopped_explains_what_follows_in_another_nodes_file(tmp_path: Path) -> None:
+    stopped = "W0409 07:28:49.5 1359 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal\n"
+    (tmp_path / "node0.log").write_text(STEPS + stopped)
+    (tmp_path / "node1.log").write_text(STEPS + CLOSED.format(r=1))
+    report = report_of_logs(tmp_path)
+    shown = " ".join(render(report).split())
+    assert (report["status"], "the launcher got SIGTERM from outside" in shown) == ("stopped", True)

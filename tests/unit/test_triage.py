@@ -256,6 +256,36 @@ def test_a_rank_whose_main_thread_waits_for_another_is_shown_by_that_thread_and_
     assert describe(suspect) == "in writer at train.py:18 in a thread (the main one waits at train.py:24)"
 
 
+def test_a_thread_that_only_sleeps_is_not_what_the_main_one_waits_for_in_a_queue() -> None:
+    get = ("/usr/lib/python3.11/queue.py", 171, "get")
+    monitor = thread(("/usr/lib/python3.11/threading.py", 1002, "_bootstrap"), ("/home/ann/lm/train.py", 23, "watch"))
+    main = thread(*FOOT, ("/home/ann/lm/train.py", 28, "step"), get, head="Current thread 0x00007f4f70cb3b80")
+    ranks = [rank(0, text=f"{monitor}\n{main}"), *(rank(n, *ALL_REDUCE) for n in (1, 2))]
+    found = triage(ranks, {("/home/ann/lm/train.py", 23): "time.sleep"})
+    assert describe(found.suspects[0]) == "in queue.get at train.py:28"
+    found = triage(ranks, {("/home/ann/lm/train.py", 23): "sock.recv"})
+    assert "at train.py:23 in a thread (the main one waits at train.py:28)" in describe(found.suspects[0])
+
+
+def test_a_wait_for_a_pool_of_processes_is_not_explained_by_a_thread() -> None:
+    pool = (("/usr/lib/python3.11/multiprocessing/pool.py", 367, "map"),
+            ("/usr/lib/python3.11/threading.py", 320, "wait"))  # fmt: skip
+    other = thread(("/usr/lib/python3.11/threading.py", 1002, "_bootstrap"), ("/home/ann/lm/train.py", 27, "log"))
+    main = thread(*FOOT, ("/home/ann/lm/train.py", 30, "step"), *pool, head="Current thread 0x00007f4f70cb3b80")
+    found = judged(rank(0, text=f"{other}\n{main}"), *(rank(n, *ALL_REDUCE) for n in (1, 2)))
+    assert describe(found.suspects[0]) == "in multiprocessing.pool.map at train.py:30"
+
+
+def test_what_a_library_imports_is_an_import_whatever_it_imports() -> None:
+    importing = (
+        ("/home/ann/lm/train.py", 10, "<module>"), (f"{TORCH}/optim/optimizer.py", 400, "__init__"),
+        ("<frozen importlib._bootstrap>", 1176, "_find_and_load"),
+        (f"{TORCH}/_dynamo/convert_frame.py", 1, "<module>"),
+    )  # fmt: skip
+    found = judged(rank(0, *importing), *(rank(n, *ALL_REDUCE) for n in (1, 2)))
+    assert describe(found.suspects[0]) == "in an import at train.py:10"
+
+
 def test_the_main_thread_is_the_last_one_listed_or_the_one_that_ftslurm_began() -> None:
     helper = thread(("/home/ann/lm/prefetch.py", 5, "fill"), head="Thread 0x00007f0000000001")
     found = Reader().threads(f"{helper}\n{thread(*FOOT, MAIN)}")
