@@ -20,7 +20,8 @@ from ftslurm.report.logs.end import JobEnd, nodes_of
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
-from ftslurm.report.logs.matching import Matcher, was_survived
+from ftslurm.report.logs.matching import Matcher
+from ftslurm.report.logs.origins import was_survived
 from ftslurm.report.logs.rank_errors import has_waited, is_cascade, oom_error, with_memory
 from ftslurm.report.logs.silence import silence
 from ftslurm.report.logs.success import says_completed, says_zero, tests_passed

@@ -7,34 +7,26 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
-from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import links
-from ftslurm.failures.stderr_witness import goes_on_without
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
-from ftslurm.report.logs.lines import Line
-from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.origins import earlier_end, logged_before, not_started, unused, was_survived
 from ftslurm.report.logs.rank_errors import (
     UNKNOWN,
     error_of,
     is_cascade,
     of_end,
-    record,
     with_end,
     with_first,
     with_quote,
 )
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.table import seconds_between
-from ftslurm.report.logs.tracebacks import Raised, names_rank
+from ftslurm.report.logs.tracebacks import Raised
 
-BEFORE_OTHERS = 40
-"""Lines before the first consequence in which the error that it follows from may have been logged."""
-_KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
-"""Signals that nothing sends to end a job in order."""
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
 _CHILD_KILLED = re.compile(r"killed by signal: Killed|exited unexpectedly|terminated abruptly|SIGKILL")
 CLOCK_DOUBT_S = 2
@@ -75,11 +67,16 @@ class Matcher:
         if not self.errors:
             self._bare()
         elif all(map(is_cascade, self.errors.values())):
-            self._earlier_end()
-            first = min(error.order for error in self.errors.values())
-            self._not_started([each for each in found if each not in strong and each.number < first])
-            if all(map(is_cascade, self.errors.values())):
-                self._logged_before(first)
+            self._add_origin([each for each in found if each not in strong])
+
+    def _add_origin(self, weak: Sequence[Found]) -> None:
+        """Add what all failures, which are consequences, may follow from."""
+        first = min(error.order for error in self.errors.values())
+        weak = [each for each in weak if each.number < first]
+        origin = earlier_end(self._log, self.errors) or not_started(self._log, self.errors, weak)
+        origin = origin or logged_before(self._log, self.errors)
+        if origin is not None:
+            self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
 
     def _without_all_of_launch(self, unnamed: list[Found]) -> list[Found]:
         """Take a reason for all ranks of a launcher that printed it as often as it ended processes on its only node."""
@@ -155,13 +152,14 @@ class Matcher:
                 if end.code != 1 or not others or (len(by_exit) == 1 and not exits):
                     self.errors[rank], self.tails[rank] = of_end(end, rank), self._log.tail_of(rank)
         # Where several ranks have an exit code and the reason is of one of them, it stays "some rank".
-        for i, each in enumerate(unnamed[:32]):
+        for each in unnamed[:32]:
+            number = unused(self.errors)
             end_ = self._log.end_after(last_line_of(each.thing), None)
-            error = error_of(self._log, each.thing, UNKNOWN - i, self._log.sole_node(end_))
-            self.errors[UNKNOWN - i] = with_quote(error, end_)
+            error = error_of(self._log, each.thing, number, self._log.sole_node(end_))
+            self.errors[number] = with_quote(error, end_)
             if len(by_exit) == 1 and isinstance(each.thing, Raised):
-                self.errors[UNKNOWN - i] = with_first(self.errors[UNKNOWN - i], next(iter(by_exit)))
-            self.tails[UNKNOWN - i] = each.tail
+                self.errors[number] = with_first(self.errors[number], next(iter(by_exit)))
+            self.tails[number] = each.tail
 
     def _copied(self, unnamed: Sequence[Found]) -> int:
         if len({headline_of(each.thing) for each in unnamed}) != 1 or len(unnamed) <= len(self.errors):
@@ -320,60 +318,12 @@ class Matcher:
                 self.errors[rank], self.tails[rank] = error_of(self._log, each.thing, rank), each.tail
                 return
 
-    def _not_started(self, weak: Sequence[Found]) -> None:
-        """Add the process that could not be started, for which the others waited in vain."""
-        for each in weak:
-            assert isinstance(each.thing, Reason)
-            if each.thing.code in (126, 127) or each.thing.message.startswith("cd: "):
-                number = min([UNKNOWN + 1, *self.errors]) - 1
-                self.errors[number], self.tails[number] = error_of(self._log, each.thing, number), each.tail
-                return
-
-    def _logged_before(self, first: int) -> None:
-        """Add the last error that a rank logged before the others lost it, if it printed nothing more."""
-        before = [line for line in self._log.lines if line.number < first][-BEFORE_OTHERS:]
-        for line in reversed(before):
-            text = logged_error(line.text) if line.number not in self._log.covered else None
-            rank = self._log.rank_of(line)
-            rank = names_rank(line.text[:200]) if rank is None else rank
-            if text is None or rank is None or rank in self.errors or "ProcessGroup" in line.text:
-                continue
-            later = (other for other in self._log.lines if other.number > line.number and self._is_of(other, rank))
-            if goes_on_without(text) or any(self._is_output(other) for other in later):
-                continue
-            self.errors[rank] = replace(record(rank, "exit", text, line.number), node=self._log.node_of(line))
-            self.tails[rank] = line.text
-            return
-
-    def _is_output(self, line: Line) -> bool:
-        return line.number not in self._log.covered and not is_aftermath(line.text) and logged_error(line.text) is None
-
-    def _is_of(self, line: Line, rank: int) -> bool:
-        of = self._log.rank_of(line)
-        return rank == (names_rank(line.text[:60]) if of is None else of)
-
     def _bare(self) -> None:
         """Report an end without a reason, of an unknown rank."""
         for end in self._log.ends.processes:
             if not end.stopped and end.code != 0 and not self._log.ranks_of(end) and not was_survived(self._log, end):
                 self.errors[UNKNOWN] = of_end(end, UNKNOWN)
                 self.tails[UNKNOWN] = self._log.tail([line for line in self._log.lines if line.number <= end.number])
-                return
-
-    def _earlier_end(self) -> None:
-        """Add the end of a process of unknown rank from which all failures may follow, such as of a node's launcher."""
-        first = min(error.order for error in self.errors.values())
-        parts = {self._log.part_of(error.order) for error in self.errors.values()}
-        for end in self._log.ends.processes:
-            # Which of two files was written first cannot be seen.
-            later = end.number >= first and self._log.part_of(end.number) in parts
-            known = self._log.ranks_of(end) or end.stopped or end.oom or later
-            killed = end.signal in _KILLS or (end.by == "pod" and end.code is None)
-            if not known and killed and not was_survived(self._log, end):
-                silent = self._log.streamed_ranks() - self.errors.keys()
-                rank = silent.pop() if len(silent) == 1 else UNKNOWN
-                self.errors[rank] = of_end(end, rank)
-                self.tails[rank] = end.text if rank == UNKNOWN else self._log.tail_of(rank)
                 return
 
     def _follows(self, each: Found) -> bool:
@@ -402,8 +352,3 @@ def _noticed_first(ends: Mapping[int, End]) -> list[int]:
             if other is not end
         )
     ]
-
-
-def was_survived(log: AttemptLog, end: End) -> bool:
-    """Return whether output follows a shell's word on a signal to a process that it does not name."""
-    return end.by == "shell" and end.pid is None and log.between(end.number, log.lines[-1].number + 1) > 0

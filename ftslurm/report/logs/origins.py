@@ -1,0 +1,94 @@
+"""What failures that are all consequences may follow from: an end, a start or an error of no known rank (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ftslurm.dataclasses import replace
+from ftslurm.failures.logged_error import logged_error
+from ftslurm.failures.stderr_witness import goes_on_without
+from ftslurm.report.facts import RankError
+from ftslurm.report.logs.attempt_log import AttemptLog
+from ftslurm.report.logs.end import End
+from ftslurm.report.logs.evidence import Found
+from ftslurm.report.logs.lines import Line
+from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, of_end, record
+from ftslurm.report.logs.reasons import Reason
+from ftslurm.report.logs.tracebacks import names_rank
+
+BEFORE_OTHERS = 40
+"""Lines before the first consequence in which the error that it follows from may have been logged."""
+_KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
+"""Signals that nothing sends to end a job in order."""
+
+Origin = tuple[RankError, str]
+"""A failure, and the output that is evidence of it."""
+
+
+def unused(errors: Collection[int]) -> int:
+    """Return the next number of an unknown rank."""
+    return min([UNKNOWN + 1, *errors]) - 1
+
+
+def earlier_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
+    """Return the end of a process of unknown rank from which all failures may follow, such as of a node's launcher."""
+    first = min(error.order for error in errors.values())
+    parts = {log.part_of(error.order) for error in errors.values()}
+    for end in log.ends.processes:
+        # Which of two files was written first cannot be seen.
+        later = end.number >= first and log.part_of(end.number) in parts
+        known = log.ranks_of(end) or end.stopped or end.oom or later
+        killed = end.signal in _KILLS or (end.by == "pod" and end.code is None)
+        if not known and killed and not was_survived(log, end):
+            silent = log.streamed_ranks() - errors.keys()
+            rank = silent.pop() if len(silent) == 1 else unused(errors)
+            return of_end(end, rank), end.text if rank < 0 else log.tail_of(rank)
+    return None
+
+
+def not_started(log: AttemptLog, errors: dict[int, RankError], weak: Sequence[Found]) -> Origin | None:
+    """Return the process that could not be started, for which the others waited in vain.
+
+    Args:
+        log: the lines.
+        errors: the failures.
+        weak: reasons before these that ended a process perhaps.
+    """
+    for each in weak:
+        assert isinstance(each.thing, Reason)
+        if each.thing.code in (126, 127) or each.thing.message.startswith("cd: "):
+            return error_of(log, each.thing, unused(errors)), each.tail
+    return None
+
+
+def logged_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
+    """Return the last error that a rank logged before the others lost it, if it printed nothing more."""
+    first = min(error.order for error in errors.values())
+    for line in reversed([line for line in log.lines if line.number < first][-BEFORE_OTHERS:]):
+        text = logged_error(line.text) if line.number not in log.covered else None
+        rank = _rank_of(log, line, 200)
+        if text is None or rank is None or rank in errors or "ProcessGroup" in line.text or goes_on_without(text):
+            continue
+        later = (other for other in log.lines if other.number > line.number and _rank_of(log, other, 60) == rank)
+        if not any(_is_output(log, other) for other in later):
+            return replace(record(rank, "exit", text, line.number), node=log.node_of(line)), line.text
+    return None
+
+
+def was_survived(log: AttemptLog, end: End) -> bool:
+    """Return whether output follows a shell's word on a signal to a process that it does not name."""
+    return end.by == "shell" and end.pid is None and log.between(end.number, log.lines[-1].number + 1) > 0
+
+
+def _rank_of(log: AttemptLog, line: Line, begin: int) -> int | None:
+    """Return the rank of a line, by its label or its first characters."""
+    rank = log.rank_of(line)
+    return names_rank(line.text[:begin]) if rank is None else rank
+
+
+def _is_output(log: AttemptLog, line: Line) -> bool:
+    return line.number not in log.covered and not is_aftermath(line.text) and logged_error(line.text) is None
+
+
+__all__ = ["earlier_end", "logged_before", "not_started", "unused", "was_survived"]
