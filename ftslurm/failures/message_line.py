@@ -60,10 +60,11 @@ _NAMES = re.compile(
 # Of torch's ChildFailedError.
 _LAUNCHER = re.compile(r"\A(?P<type>\w*:? ?)\s*={20,}\n(?P<what>[^\n]{1,300}) FAILED\n-{20,}\n")
 _ROOT = re.compile(r"Root Cause [^\0]{0,400}?\brank *: (?P<rank>\d+)[^\0]{0,200}?\bexitcode *: (?P<code>-?\d+)")
-# Of CUDA: what was wanted and what was free, before the advice.
+# Of CUDA: what was wanted and what was free, before the advice; shorter, as a headline would lose the size.
 _GPU_MEMORY = re.compile(
-    r"CUDA out of memory\. Tried to allocate [\d.]+ \w+\.?(?: GPU \d+ has a total capac\w+ of [\d.]+ \w+ of which"
-    r" [\d.]+ \w+ is free| \(GPU \d+; .{0,120}? free)?"
+    r"(?P<wanted>CUDA out of memory\. Tried to allocate [\d.]+ \w+)\.?(?: GPU (?P<gpu>\d+) has a total capac\w+ of"
+    r" (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
+    r"| \(GPU (?P<old>\d+); (?P<all>[\d.]+ \w+) total capac\w+;.{0,120}? (?P<left>[\d.]+ \w+) free)?"
 )
 _COMMAND_LIMIT, _REFUSAL_LIMIT, _FIELDS = 60, 300, 6
 _VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MULTILINE)
@@ -105,7 +106,10 @@ def message_line(message: str) -> str:
         return named[0]
     memory = _GPU_MEMORY.match(text)
     if memory is not None:
-        return memory[0].rstrip(" .;,")
+        gpu, total, free = (
+            memory[new] or memory[old] for new, old in (("gpu", "old"), ("total", "all"), ("free", "left"))
+        )
+        return memory["wanted"] + (f" ({free} of {total} free on GPU {gpu})" if gpu else "")
     if within := _within(text) or _validation_line(text):
         return within
     keys = state_dict_line(text)

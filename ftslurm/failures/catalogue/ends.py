@@ -15,7 +15,7 @@ ROWS: tuple[Cause, ...] = (
           "Native code crashed: the stacks show the Python line that called it.", not_for="an abort", blame=PERHAPS,
           symptom_of=GPU),
     Cause("bus-error", "bus error", PRIMARY, signal("SIGBUS"),
-          "Often a mapped file that was truncated, or a full filesystem under it.",
+          "Often a full filesystem under a mapped file, as a container's /dev/shm (--shm-size), or a file cut short.",
           not_for="a /dev/shm that was observed to be full", blame=PERHAPS, symptom_of=GPU),
     Cause("heap-corruption", "aborted: the C library found its heap corrupted", PRIMARY,
           tail("SIGABRT", r"(?m)^((free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z]"
