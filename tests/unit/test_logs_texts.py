@@ -1146,3 +1146,15 @@ def test_slurms_count_of_memory_kills_comes_before_connections_that_broke(tmp_pa
     path.write_text(f"{steps(3, 2)}{label(GLOO, 0, '[rank{r}]: ')}{count}")
     shown = " ".join(render(report_of_logs(path)).split())
     assert "FAILED: some rank: killed by the kernel: out of memory" in shown
+
+
+def test_the_rank_that_horovods_inspector_names_is_where_to_look(tmp_path: Path) -> None:
+    path = tmp_path / "slurm-4711.out"
+    lines = "One or more rank (marked by '!') is stalled for longer than 600 seconds. Will shutdown.\nMissing ranks:\n1!: [x]\n"
+    raised = TB.replace(
+        "ValueError: bad batch 42", "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down."
+    )
+    path.write_text(label(lines + raised, 0, "[1,{r}]<stderr>:"))
+    assert "rank 1 had not joined, by Horovod's inspector: look there first" in " ".join(
+        render(report_of_logs(path)).split()
+    )

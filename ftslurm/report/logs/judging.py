@@ -32,6 +32,8 @@ _DIGITS = re.compile(r"\d+")
 _MISSING_DIRECTORY = re.compile(
     r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
 )
+_MISSING_RANKS, _MISSING_RANK = re.compile(r"^(?:Missing|Stalled) ranks:\s*$"), re.compile(r"(\d{1,6})!?: \[")
+STALLED_SHOWN = 64
 _OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
@@ -165,6 +167,8 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
         late = set(range(max(errors))) - errors.keys()
     if errors and len(late) * 2 <= len(errors) and not late & errors.keys():
         notes += [f"rank {ranges(late)} printed no time-out of a collective: look there first"] if late else []
+    if errors and (stalled := _stalled(log) - errors.keys()):
+        notes.append(f"rank {ranges(stalled)} had not joined, by Horovod's inspector: look there first")
     if errors and all(is_cascade(error) for error in errors.values()):
         signalled_ranks = any("closing signal" in line.text for line in log.lines)
         notes += _finished(log, errors) or ([] if stopped or signalled_ranks else _not_in_table(log, errors))
@@ -218,6 +222,15 @@ def _rank_named(log: AttemptLog, line: Line) -> int | None:
     """Return the rank of a line, by its label or its first words."""
     rank = log.rank_of(line)
     return names_rank(line.text[:60]) if rank is None and line.number not in log.covered else rank
+
+
+def _stalled(log: AttemptLog) -> set[int]:
+    """Return the ranks that Horovod's stall inspector named last."""
+    at = max((i for i, line in enumerate(log.lines) if _MISSING_RANKS.search(line.text)), default=None)
+    if at is None:
+        return set()
+    found = (_MISSING_RANK.match(line.text) for line in log.lines[at + 1 : at + 1 + STALLED_SHOWN])
+    return {int(each[1]) for each in found if each is not None}
 
 
 def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
