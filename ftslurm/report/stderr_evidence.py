@@ -33,6 +33,8 @@ _KERNEL = re.compile(
     r"(?m)(?P<file>[^\s:]{1,300}\.(?:cu|cuh|h|hip|cpp):\d{1,6}): .{0,300}?(?P<text>Assertion `[^\n]{1,200}' failed"
     r"|Assertion `[^\n]{1,200}` failed)"
 )
+_ERROR_LIMIT = 100
+_SENTENCE = re.compile(r"(?<=[.!]) ")
 _NO_DEVICE = re.compile(r"no GPUs found|No CUDA GPUs are available|CUDA is not available|is_available\(\) is False")
 _INITIALIZATION = re.compile(r"CUDA initialization: [^\n(]{8,200}")
 _INTERRUPTS = re.compile(r"(?i)interrupt|\bSIGINT\b|\bCtrl[-+ ]?C\b")
@@ -154,7 +156,10 @@ def _of_compiler(text: str) -> Witness | None:
     if found is None:
         return None
     place, colon, text = found[0].strip().partition(": ")
-    return Witness(LOGGED, cut_middle(f"{place.rpartition('/')[2]}{colon}{text}", _CHILD_LIMIT))
+    sentences = _SENTENCE.split(text)
+    while len(sentences) > 1 and len(" ".join(sentences)) > _ERROR_LIMIT:
+        sentences.pop()  # what is wrong comes first, then what may be done
+    return Witness(LOGGED, cut_middle(f"{place.rpartition('/')[2]}{colon}{' '.join(sentences)}", _CHILD_LIMIT))
 
 
 def _of_kernel(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:

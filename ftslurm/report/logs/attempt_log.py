@@ -69,7 +69,9 @@ class AttemptLog:
 
     def rank_in(self, process_name: str | None) -> int | None:
         """Return the rank of a process of Ray; None: not known."""
-        return self._processes.get(process_name or "")
+        name = process_name or ""
+        # On the driver's own node, Ray's labels have no address.
+        return self._processes.get(name, self._processes.get(name[name.rfind("pid ") :] if "pid " in name else ""))
 
     def node_of(self, line: Line) -> str | None:
         """Return the node of a line, as far as it is known."""

@@ -44,7 +44,7 @@ _KERNEL = re.compile(
     r"|(?P<io>(?:blk_update_request|Buffer I/O error|EXT4-fs error|XFS \(\S+\): .{0,40}error).{0,200})"
 )
 _TORCHRUN = re.compile(
-    r"failed \(exitcode: (?P<code>-?\d{1,3})\) local_rank: (?P<local>\d{1,5}) \(pid: (?P<pid>\d{1,10})\)"
+    r"failed \(exitcode: (?P<code>-?\d{1,10})\) local_rank: (?P<local>\d{1,5}) \(pid: (?P<pid>\d{1,10})\)"
 )
 _AGENT = re.compile(r"\b[EWI]\d{4} [\d:.]{8,20} (?P<agent>\d{1,10}) ")
 _STOPPED = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal")
@@ -94,7 +94,8 @@ _SUBMITIT = re.compile(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job 
 _TYPESCRIPT = re.compile(r"\[COMMAND_EXIT_CODE=\"(?P<code>\d{1,3})\"\]")  # of script(1)
 # Of a script that starts a process for each rank.
 _LAUNCHED = re.compile(
-    r"(?i)(?:\[[\w.-]{1,40}\] |[\w.-]{1,40}: )?(?:rank[ -]?|(?:worker|trainer) #?)(?P<rank>\d{1,5}) ?"
+    r"(?i)(?:\[[\w.-]{1,40}\] |[\w.-]{1,40}: )?(?:rank[ -]?|(?:worker|trainer)(?: #?|-(?=\d+ ?\(pid)))"
+    r"(?P<rank>\d{1,5}) ?"
     r"(?:\(pid[ =]?\d+\),? )?"
     r"(?:has |was )?(?:exit(?:ed)?|ended|died|failed|terminated|killed|crashed)(?: with| by| due to)?"
     r"(?: (?:(?:exit |return )?(?:code|status)|(?P<signal>signal)))?[ =:]{1,2}(?P<code>-?\d{1,3})\b(?:[ ,;.(].{0,200})?"

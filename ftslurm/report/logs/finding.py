@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ftslurm.failures.exception_line import exception_in
+from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.stderr_witness import went_on
@@ -61,12 +62,13 @@ _INSTEAD = re.compile(
     r"|\boptional\b"
 )
 _SKIPPED = re.compile(r"(?i)\bskipped\b")
+_BARE = re.compile(r"terminate called after throwing an instance of 'c10::DistBackendError'\s*")
 _LATE_THREAD = re.compile(r"terminate called (?:without an active exception|recursively)")
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
 _REFERS = re.compile(
-    r"(?i)root cause (?:is )?above|\b(?:see|check|refer to|look at)\b.{0,60}\b(?:above|earlier|previous)\b"
+    r"(?i)root cause (?:is )?above|\b(?:see|check|inspect|refer to|look at)\b.{0,60}\b(?:above|earlier|previous)\b"
 )
 
 
@@ -352,7 +354,14 @@ class Finder:
 
 
 def _without_late_threads(found: list[Found]) -> list[Found]:
-    """Leave out aborts because a thread still ran when its process ended, where an exception ended one."""
+    """Leave out aborts because a thread still ran when its process ended, where an exception ended one.
+
+    And those by torch's process group without a text, of a watchdog that had given up.
+    """
+    if any(isinstance(each.thing, Reason) and timeout_in(each.thing.message) is not None for each in found):
+        found = [
+            each for each in found if not isinstance(each.thing, Reason) or not _BARE.fullmatch(each.thing.message)
+        ]
     if not any(isinstance(each.thing, Raised) for each in found):
         return found
     return [each for each in found if not isinstance(each.thing, Reason) or not _LATE_THREAD.match(each.thing.message)]

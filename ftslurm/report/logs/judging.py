@@ -75,7 +75,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     errors, tails = matcher.errors, matcher.tails
     job, notes = _job_end(log, errors), _notes(log, finder, errors)
     if matcher.copies > 1:
-        notes.insert(0, f"{matcher.copies} processes printed this traceback; which other rank did is not known")
+        notes.insert(0, f"{matcher.copies} processes printed this traceback; which ranks is not known of all")
     well = _went_well(log, errors)
     if errors and well:
         notes.append(f"the log's last line states success: {log.lines[-1].text.strip()[:200]}")

@@ -162,9 +162,11 @@ class Matcher:
             self.tails[number] = each.tail
 
     def _copied(self, unnamed: Sequence[Found]) -> int:
-        if len({headline_of(each.thing) for each in unnamed}) != 1 or len(unnamed) <= len(self.errors):
+        if len({headline_of(each.thing) for each in unnamed}) != 1:
             return 0
-        return len(unnamed) if len(self.errors) == 1 and min(self.errors) >= 0 else 0
+        # Of one known rank, or of none.
+        one = len(self.errors) == 1 < len(unnamed)
+        return len(unnamed) if one or (self.errors and max(self.errors) < 0) else 0
 
     def _copies(self, each: Found) -> int:
         """Return how often the last line of a traceback was printed: ranks that write at once tear the other lines."""
@@ -295,8 +297,9 @@ class Matcher:
                 each for each in unnamed if signal_of(each.thing) == end.signal or (end.oom and _is_of_killed(each))
             ]
             if crash and sum(end.signal == other.signal for other in ends.values()) == 1:
-                self._give(crash[0], rank, end)
-                unnamed.remove(crash[0])
+                raised = [each for each in unnamed if _is_thrown(each, crash[0])]
+                self._give((raised or crash)[0], rank, end)
+                unnamed[:] = [each for each in unnamed if each is not crash[0] and each not in raised]
             else:
                 self.errors[rank], self.tails[rank] = of_end(end, rank), self._log.tail_of(rank)
 
@@ -334,6 +337,15 @@ class Matcher:
 def _first_line(raised: Raised) -> str:
     # Of an empty one, the type.
     return raised.exception.message.strip().split("\n", 1)[0] or raised.exception.type
+
+
+def _is_thrown(each: Found, crash: Found) -> bool:
+    """Whether an exception is what a runtime aborted the same process for, with its place."""
+    return (
+        isinstance(each.thing, Raised)
+        and isinstance(crash.thing, Reason)
+        and _first_line(each.thing) in crash.thing.message
+    )
 
 
 def _is_of_killed(each: Found) -> bool:

@@ -11,7 +11,7 @@ from ftslurm.report.logs.noise import is_aftermath
 _WORK = r"(?:pre-?)?(?:training|finetuning|fine-tuning|optimi[sz]ation|run|job|program|experiment|fit|main|script)"
 _COMPLETED = re.compile(
     r"(?i)(?:[^A-Za-z]{0,60}|.{0,80}\b(?:INFO|NOTICE|SUCCESS)\b[^A-Za-z]{0,8}(?:[\w.:-]{1,60} ?[-:|\]]+ )?)"
-    r"(?:rank ?\d+(?:/\d+)?[\s:|\]]*)?"
+    r"(?:rank ?\d+(?:/\d+)?[\s:|\]]*)?(?:attempt ?\d+[\s:|\]]*)?"
     rf"(?:(?:all|the|whole) )?(?:{_WORK} )?(?:loop |is |has |was |have )?(?:been )?(?:successfully |fully )?"
     r"(?:completed?|finished|done|succeeded|all done)\b(?P<rest>.*)"
 )

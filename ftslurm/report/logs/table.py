@@ -17,7 +17,7 @@ LONGEST = 4096
 _ROW = re.compile(
     r"^[ \t]*time +: (?P<time>.{0,40})\n[ \t]*host +: (?P<host>.{0,255})\n"
     r"[ \t]*rank +: (?P<rank>\d{1,6}) \(local_rank: (?P<local>\d{1,6})\)\n"
-    r"[ \t]*exitcode +: (?P<code>-?\d{1,5}) \(pid: (?P<pid>\d{1,10})\).*\n"
+    r"[ \t]*exitcode +: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\).*\n"
     r"(?:[ \t]*error_file *:.*\n)?(?:[ \t]*traceback +: (?P<text>.*(?:\n(?!\[\d+\]:|[-=]{10}|Root Cause).*)*))?",
     re.MULTILINE,
 )
