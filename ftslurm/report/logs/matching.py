@@ -128,8 +128,10 @@ class Matcher:
         self._match_codes(unnamed, rest)
         self._match_steps(unnamed, rest)
         primary = [each for each in unnamed if not self._follows(each)]
-        # The only exception of all is that of the only end, whatever it follows from.
+        # The only exception of all is that of the only end, whatever it follows from; with another exit code than 1,
+        # it is rather one of a rank that is not mentioned.
         sole = len(unnamed) == 1 and len(rest) == 1 and not (self._others_stopped() and not primary)
+        sole = sole and bool(primary or {end.code for end in rest.values()} <= {None, 1})
         exits = [each for each in (unnamed if sole else primary) if kind_of(each.thing) != "signal"]
         self._match_signals(unnamed, rest)
         by_exit = {rank: end for rank, end in rest.items() if end.signal is None}
@@ -197,7 +199,9 @@ class Matcher:
     def _failed_before_they_were_stopped(self, unnamed: Sequence[Found], ends: Mapping[int, End]) -> dict[int, End]:
         """Return the ends of ranks that the launcher stopped, if as many ranks as there are printed the same reason."""
         rows = {end.rank: end for end in self._log.ends.processes if end.by == "table" and end.rank is not None}
-        alike = len({headline_of(each.thing) for each in unnamed}) == 1 and len(unnamed) == len(rows)
+        # What follows from another failure is of the ranks of other nodes.
+        alike = len({headline_of(each.thing) for each in unnamed if not self._follows(each)}) == 1
+        alike = alike and len(unnamed) == len(rows)
         codes = {end.code for end in ends.values()}
         if not alike or not ends or len(codes) != 1 or codes & {None}:
             return {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ftslurm.dataclasses import dataclass, field
 from ftslurm.report.logs.lines import GAP, REMOTE, Line
@@ -169,7 +170,9 @@ class _Sorter:
         if _EXCEPTION.fullmatch(found[1]):
             return True
         follows = each.touched == i - 1 and each.frames > 0 and _CAMEL.fullmatch(found[1]) is not None
-        return follows and not any(_FRAME.match(each.body(line.text)) for line in self.lines[i + 1 : i + 4])
+        # The frames of a traceback that begins below are not of this one.
+        below = takewhile(lambda line: HEADER not in line.text, self.lines[i + 1 : i + 4])
+        return follows and not any(_FRAME.match(each.body(line.text)) for line in below)
 
     def close(self, those: Sequence[_Open]) -> None:
         """Put out the lines of these tracebacks, and those of others when none is open."""
