@@ -207,13 +207,15 @@ class Finder:
             return True
         if gap and rank is not None and end is not None and end.rank in (rank, None) and self._is_silent(own, each.end):
             return True
+        # An exception that nothing catches gives exit code 1; another code follows closely, if at all.
+        worked = end is not None and end.code != 1 and self._works_between(own, each.end, end.number)
         if rank is not None:
-            if end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES:
+            ended = end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES
+            # A program may log an exception and end with a code of its own.
+            if ended and (each.logged or not worked):
                 return True
             return None if each.logged and self._falls_silent(own, each.end, rank) else False
-        # An exception that nothing catches gives exit code 1; another code follows closely, if at all.
         limit = OTHERS_LINES if end is not None and end.code == 1 else CLOSING_LINES
-        worked = end is not None and end.code != 1 and self._works_between(own, each.end, end.number)
         if end is not None and not gap and ordinary <= limit and not worked:
             return True
         # A batch script's last words, as "Done" or a time.

@@ -176,6 +176,8 @@ def _with_continued(lines: list[Line]) -> list[Line]:
         line, before = lines[i], lines[i - 1]
         if line.rank is not None or before.rank is None or not (line.text and before.text):
             continue
+        if line.text.startswith(("Fatal Python error: ", "Current thread ", "Thread ", '  File "')):
+            continue  # of faulthandler, which writes no label, of any rank
         begun = _BY_TORCH.match(before.text) or _CONTINUED.match(before.text) or lines[i - 2].text == _LAST_ERROR
         if begun and (_CONTINUED.match(line.text) or before.text == _LAST_ERROR):
             lines[i] = line._replace(rank=before.rank, local=before.local)
