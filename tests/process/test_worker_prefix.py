@@ -121,9 +121,10 @@ def test_a_hang_in_a_container_shows_its_stacks_and_only_that_rank_is_killed_at_
     shown = stacks(run)
     assert [shown[rank].stacks.problem for rank in (0, 1)] == [None, None]
     assert "in fetch" in shown[1].stacks.text and "in train" in shown[0].stacks.text
-    # Where the runtime is not the rank itself, it may see the end first, and end with the code that means it.
+    # Where the runtime is not the rank itself, it may see the end first, and end with the code that means it;
+    # unshare ends with 1 then, as it cannot set SIGKILL's default action.
     killed = workers(run)[1]
-    assert killed.get("signal") == "SIGKILL" or killed["exit_code"] == 128 + signal.SIGKILL
+    assert killed.get("signal") == "SIGKILL" or killed["exit_code"] in (128 + signal.SIGKILL, 1)
 
 
 def test_a_stopped_rank_in_a_container_is_called_so(start: Start, runtime: dict[str, str]) -> None:
