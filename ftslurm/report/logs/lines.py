@@ -54,7 +54,7 @@ _REPR_RANK = re.compile(r"repr=\w[\w.]{0,120}\[rank=(\d{1,6})\]")
 REMOTE = " of process "
 """Behind the header of a traceback of Ray's: the process follows."""
 _HEADER = "Traceback (most recent call last):"
-_RANK_TAG = re.compile(r"\[rank[ _]?(\d{1,6})\] ")  # of a program's own logger
+_RANK_TAG = re.compile(r"\[(?:rank|worker|trainer)[ _#]?(\d{1,6})\] ")  # of a program's own logger
 _TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
 _POD = re.compile(
@@ -63,7 +63,7 @@ _POD = re.compile(
 )
 _NAMED_RANK = re.compile(r"(?i)rank[-_]?(\d{1,6})")
 _BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
-_STAMP = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
+_STAMP = re.compile(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
 _BY_TORCH = re.compile(r"\[[EWF]\d{0,4} [\d:.]{0,20} ?\w{1,40}\.cpp:\d")
 _CONTINUED = re.compile(r"nccl\w{4,30}Error: |Last error:|Exception raised from |frame #\d")
 _LAST_ERROR = "Last error:"
@@ -217,7 +217,7 @@ def _stamped(texts: Sequence[str]) -> bool:
     rests = [text[found.end() :] for text in texts if (found := _STAMP.match(text))]
     if len(rests) < 3 or len(rests) < LABELLED * len(texts):
         return False
-    labels = sum(_OWN.match(rest) is not None or _TASK.match(rest) is not None for rest in rests)
+    labels = sum(any(label.match(rest) for label in (_OWN, _TASK, _RANK_TAG)) for rest in rests)
     return labels >= LABELLED * len(rests)
 
 
