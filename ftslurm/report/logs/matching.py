@@ -144,6 +144,10 @@ class Matcher:
         # With tracebacks of others between them, the rank whose end was noticed first may be one of the others.
         alone = len(others) == len(exits)
         several = exits and (len(exits) >= len(by_exit) or self._copies(exits[0]) >= len(by_exit))
+        # As many as ended by an exception printed the same: they failed alike, whatever that follows from.
+        all_alike = len({headline_of(each.thing) for each in others}) == 1 and len(others) >= len(by_exit) > 1
+        if not exits and all_alike and {end.code for end in by_exit.values()} == {1}:
+            exits, alike, alone, several = others, {headline_of(others[0].thing)}, True, True
         if by_exit and len(alike) == 1 and alone and (len(by_exit) == 1 or several):
             for rank, end in by_exit.items():
                 self._give(exits[0], rank, end)
