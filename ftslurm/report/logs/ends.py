@@ -232,7 +232,10 @@ class _Reader:
             state = "TIMEOUT" if found["pbs"] or found["lsf"] else "CANCELLED"
             why = f"the batch system ended the job: {found['text'].strip()}"
             self.job.append(JobEnd(line.number, text, state, None, None, whole=True, why=why))
-        elif text.startswith(("=", " ", "MPI_ABORT", "with errorcode", "YOUR APPLICATION")):
+        elif (
+            text.startswith(("=", " ", "MPI_ABORT", "with errorcode", "YOUR APPLICATION"))
+            and "(exitcode: " not in text  # of torchrun, by rich's logging handler
+        ):
             self.by_mpi(line)
         elif ("death signal" in text or "got signal" in text) and (found := _DEATH_SIGNAL.search(text)):
             self.job.append(_stopped_by(line, found["signal"] or found["number"]))

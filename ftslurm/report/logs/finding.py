@@ -120,7 +120,8 @@ class Finder:
             reasons = reasons_of(own)
             # A rank's lines with torch's label and those without are one output.
             whole = self._log.lines_of(rank) if rank is not None and (dumps or reasons) else own
-            all_of_them += [Found(each.begin, rank, each, self._log.tail(until(whole, each.end, 20))) for each in dumps]
+            known = rank if rank is not None else self._log.rank_in(own[0].node)
+            all_of_them += [Found(each.begin, known, each, self._log.tail(until(whole, each.end, 20))) for each in dumps]
             for other in reasons:
                 if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
                     continue
@@ -128,7 +129,7 @@ class Finder:
                     # In the output of several ranks, only this line is known to be of this one.
                     all_of_them.append(Found(other.number, other.rank, other, other.message))
                     continue
-                all_of_them.append(Found(other.number, rank, other, self._log.tail(until(whole, other.number, 30))))
+                all_of_them.append(Found(other.number, known, other, self._log.tail(until(whole, other.number, 30))))
         all_of_them = _without_copies(_without_late_threads([*all_of_them, *self._earlier(all_of_them, doubtful)]))
         if len(referring) == 1:
             # It is of the rank that says so.
