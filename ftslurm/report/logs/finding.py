@@ -121,7 +121,8 @@ class Finder:
             # A rank's lines with torch's label and those without are one output.
             whole = self._log.lines_of(rank) if rank is not None and (dumps or reasons) else own
             known = rank if rank is not None else self._log.rank_in(own[0].node)
-            all_of_them += [Found(each.begin, known, each, self._log.tail(until(whole, each.end, 20))) for each in dumps]
+            for dump in dumps:
+                all_of_them.append(Found(dump.begin, known, dump, self._log.tail(until(whole, dump.end, 20))))
             for other in reasons:
                 if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
                     continue
