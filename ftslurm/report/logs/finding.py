@@ -116,26 +116,30 @@ class Finder:
                     self.doubtful.append(each)
                 elif not fate and not each.logged and of is None:
                     self.distant.append(each)
-            dumps = crashes(own)
-            reasons = reasons_of(own)
-            # A rank's lines with torch's label and those without are one output.
-            whole = self._log.lines_of(rank) if rank is not None and (dumps or reasons) else own
-            known = rank if rank is not None else self._log.rank_in(own[0].node)
-            for dump in dumps:
-                all_of_them.append(Found(dump.begin, known, dump, self._log.tail(until(whole, dump.end, 20))))
-            for other in reasons:
-                if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
-                    continue
-                if other.rank is not None and (rank is None or other.kind == "exit"):
-                    # In the output of several ranks, only this line is known to be of this one.
-                    all_of_them.append(Found(other.number, other.rank, other, other.message))
-                    continue
-                all_of_them.append(Found(other.number, known, other, self._log.tail(until(whole, other.number, 30))))
+            all_of_them += self._stated(own, rank)
         all_of_them = _without_copies(_without_late_threads([*all_of_them, *self._earlier(all_of_them, doubtful)]))
         if len(referring) == 1:
             # It is of the rank that says so.
             all_of_them = [each._replace(rank=min(referring)) if each.rank is None else each for each in all_of_them]
         return sorted(self._without_superseded(self._without_caught(all_of_them)), key=lambda each: each.number)
+
+    def _stated(self, own: Sequence[Line], rank: int | None) -> list[Found]:
+        """Return the dumps of faulthandler and the reasons of one stream that are not exceptions."""
+        dumps = crashes(own)
+        reasons = reasons_of(own)
+        # A rank's lines with torch's label and those without are one output.
+        whole = self._log.lines_of(rank) if rank is not None and (dumps or reasons) else own
+        known = rank if rank is not None else self._log.rank_in(own[0].node)
+        found = [Found(each.begin, known, each, self._log.tail(until(whole, each.end, 20))) for each in dumps]
+        for other in reasons:
+            if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
+                continue
+            if other.rank is not None and (rank is None or other.kind == "exit"):
+                # In the output of several ranks, only this line is known to be of this one.
+                found.append(Found(other.number, other.rank, other, other.message))
+                continue
+            found.append(Found(other.number, known, other, self._log.tail(until(whole, other.number, 30))))
+        return found
 
     def _asserted(self, each: Raised) -> str:
         """Return what a kernel's first thread printed above a device-side assert: the driver does not put labels."""
