@@ -65,10 +65,13 @@ def test_a_rank_in_a_container_has_its_variables_and_records_and_its_exit_code_c
     start: Start, runtime: dict[str, str]
 ) -> None:
     script = """
-import os, sys
+import os, sys, time
 import ftslurm
 ftslurm.progress(7)
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], flush=True)
+open("printed" + os.environ["RANK"], "w").close()
+while not os.path.exists("printed0"):
+    time.sleep(0.01)  # else its stop may come before its line
 sys.exit(3 if os.environ["RANK"] == "1" else 0)
 """
     run = start(script, *PREFIX, *TWO, "--max-restarts", "0", after=("a b", ""), **runtime)
