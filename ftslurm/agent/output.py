@@ -224,6 +224,9 @@ class _Terminal:
 
     def __init__(self) -> None:
         self._locks = {1: threading.Lock(), 2: threading.Lock()}
+        if _is_one_file(1, 2):
+            # A long line takes several writes: one to the other stream must not come between them.
+            self._locks[2] = self._locks[1]
         self._is_tty = {fd: os.isatty(fd) for fd in self._locks}
         self._has_bar = False
         self.written = 0
@@ -439,6 +442,14 @@ def last_state(line: bytes) -> bytes:
 
         line = re.sub(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]", b"", line)
     return line
+
+
+def _is_one_file(fd: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(fd, other)
+    except OSError:
+        # A closed one.
+        return False
 
 
 def _wait_for(readable: list[int], writable: list[int], timeout_s: float | None) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,38 @@ from ftslurm.agent.output import Console, LinesAtOnce, last_state
 from ftslurm.kernel import FileNotifier
 
 start = test_run.start
+
+
+class Seen:
+    """What has been written to stdout and stderr so far; unlike `capfd`, it may be read while a thread writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def text(self) -> str:
+        return self._path.read_bytes().decode()
+
+    def until(self, enough: Callable[[str], bool], seconds: float = 30) -> str:
+        """Return the text once it is enough, at the latest after some seconds."""
+        end = time.monotonic() + seconds
+        while not enough(seen := self.text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return seen
+
+
+@contextlib.contextmanager
+def captured(directory: Path) -> Iterator[Seen]:
+    # Not a fixture: pytest's own capture takes the descriptors back between a test's set-up and its body.
+    saved = {fd: os.dup(fd) for fd in (1, 2)}
+    with (directory / "seen").open("ab", buffering=0) as file:
+        for fd in saved:
+            os.dup2(file.fileno(), fd)
+    try:
+        yield Seen(directory / "seen")
+    finally:
+        for fd, copy in saved.items():
+            os.dup2(copy, fd)
+            os.close(copy)
 
 
 def test_a_log_file_that_hangs_does_not_hold_up_the_agents_own_lines(
@@ -118,46 +152,42 @@ def test_a_line_of_the_agent_comes_after_what_the_ranks_had_printed(
     assert capfd.readouterr().err.splitlines() == expected
 
 
-def endless(directory: Path) -> str:
-    """Return a file that takes long to read: sparse."""
+@contextlib.contextmanager
+def endless(directory: Path) -> Iterator[str]:
+    """Give a file that takes long to read: sparse."""
     path = directory / "endless"
     path.touch()
     os.truncate(path, 1 << 31)
-    return str(path)
+    try:
+        yield str(path)
+    finally:
+        # The thread would go on through further tests.
+        os.truncate(path, 0)
 
 
 def test_a_line_of_the_agent_does_not_wait_for_a_file_that_never_ends(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "LONGEST_LINE", 1 << 10)
-    console = Console("n1")
-    console.follow(endless(tmp_path), "", 1)
-    for number in range(50):
-        console.log(f"line {number}")
-    end = time.monotonic() + 10
-    seen = ""
-    while "line 49" not in seen and time.monotonic() < end:
-        time.sleep(0.05)
-        seen += capfd.readouterr().err
-    assert [line for line in seen.splitlines() if "line" in line] == [f"ftslurm: n1: line {n}" for n in range(50)]
-    # The thread would go on through further tests.
-    os.truncate(tmp_path / "endless", 0)
+    with captured(tmp_path) as seen, endless(tmp_path) as path:
+        console = Console("n1")
+        console.follow(path, "", 1)
+        for number in range(50):
+            console.log(f"line {number}")
+        shown = seen.until(lambda text: "line 49\n" in text)
+    assert [line for line in shown.splitlines() if "line" in line] == [f"ftslurm: n1: line {n}" for n in range(50)]
 
 
 def test_a_file_that_never_stops_growing_leaves_the_others_their_turn(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "quiet").write_text("seen\n")
+    (tmp_path / "quiet").write_text("last\n")
     monkeypatch.setattr(output, "LONGEST_LINE", 1 << 10)
-    console = Console("n1")
-    console.follow(endless(tmp_path), "", 1)
-    console.follow(str(tmp_path / "quiet"), "quiet: ", 2)
-    end = time.monotonic() + 10
-    while (seen := capfd.readouterr().err) == "" and time.monotonic() < end:
-        time.sleep(0.05)
-    assert seen == "quiet: seen\n"
-    # The thread would go on through further tests.
-    os.truncate(tmp_path / "endless", 0)
+    with captured(tmp_path) as seen, endless(tmp_path) as path:
+        console = Console("n1")
+        console.follow(path, "", 1)
+        console.follow(str(tmp_path / "quiet"), "quiet: ", 2)
+        assert "quiet: last\n" in seen.until(lambda text: "quiet: last\n" in text)
 
 
 @pytest.mark.parametrize(
@@ -178,32 +208,30 @@ def test_of_a_progress_bar_its_last_state_is_shown(line: bytes, shown: bytes) ->
 
 
 def test_a_progress_bar_is_shown_while_it_goes_on_but_not_each_state(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "BAR_IN_FILE_S", 0.5)
-    console = Console("n1")
     path = tmp_path / "log"
     path.write_text("\r  0%|    | 0/9\r 11%|#   | 1/9")
-    console.follow(str(path), "[rank 0] ", 1)
-    first, began = "", time.monotonic()
-    while "\n" not in first and time.monotonic() < began + 30:
-        console.drain(1)
-        first += capfd.readouterr().out
-    began = time.monotonic()
-    with path.open("a") as file:
-        for done in range(200):
-            file.write(f"\r {done}%")
-            file.flush()
-            time.sleep(0.01)
-        seen = capfd.readouterr().out
-        assert 1 < seen.count("\n") <= 2 + (time.monotonic() - began) / 0.5
-        file.write("\rdone\nnext\n")
-    console.drain(5)
-    seen = first + seen + capfd.readouterr().out
-    assert seen.startswith("[rank 0]  11%|#   | 1/9\n")
-    assert seen.endswith("[rank 0] done\n[rank 0] next\n")
-    assert all(line.startswith("[rank 0] ") for line in seen.splitlines())
-    assert "\r" not in seen
+    with captured(tmp_path) as seen:
+        console = Console("n1")
+        console.follow(str(path), "[rank 0] ", 1)
+        first = seen.until(lambda text: "\n" in text)
+        assert first == "[rank 0]  11%|#   | 1/9\n"
+        began = time.monotonic()
+        with path.open("a") as file:
+            for done in range(200):
+                file.write(f"\r {done}%")
+                file.flush()
+                time.sleep(0.01)
+            states = seen.text().count("\n") - 1
+            assert 1 < states <= 2 + (time.monotonic() - began) / 0.5
+            file.write("\rdone\nnext\n")
+        console.drain(5)
+        shown = seen.text()
+    assert shown.endswith("[rank 0] done\n[rank 0] next\n")
+    assert all(line.startswith("[rank 0] ") for line in shown.splitlines())
+    assert "\r" not in shown
 
 
 def test_on_a_terminal_a_progress_bar_is_one_line_and_other_lines_take_its_place() -> None:

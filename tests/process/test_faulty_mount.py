@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_hanging_directory import SERVER
+from test_hanging_directory import faulty_mount
 
 
 class Mount:
@@ -24,12 +24,8 @@ class Mount:
         self._control = base / f"control-{name}"
         self.path.mkdir()
         self.backing.mkdir(exist_ok=True)
-        paths = [str(path) for path in (self.backing, self.path, self._control)]
-        command = [sys.executable, *SERVER, *paths, "--journal", str(self.journal), "*/last.json"]
-        self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self._server.stdout is not None
-        if self._server.stdout.readline() != "mounted\n":
-            pytest.skip(f"FUSE cannot be used here: {self._server.communicate()[1].strip().splitlines()[-1]}")
+        arguments = (self.backing, self.path, self._control, "--journal", self.journal, "*/last.json")
+        self._server = faulty_mount(*arguments)
 
     def let(self, fault: str) -> None:
         self._control.write_text(fault)

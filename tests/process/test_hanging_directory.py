@@ -18,7 +18,6 @@ from ftslurm.testing.runs import RunBuilder
 
 start = test_run.start
 
-SERVER = ("-m", "chaos_parts.faulty_mount")
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 STEPPING = """
 import os, signal, time
@@ -33,6 +32,19 @@ for step in range(6000):
 """
 
 
+def faulty_mount(*arguments: object) -> subprocess.Popen[str]:
+    """Mount a directory by `chaos_parts.faulty_mount`; skip the test where the system refuses the mount."""
+    command = [sys.executable, "-m", "chaos_parts.faulty_mount", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    if server.stdout.readline() != "mounted\n":
+        err = server.communicate()[1]
+        assert "Operation not permitted" in err, err
+        pytest.skip(f"FUSE cannot be used here: {err.strip().splitlines()[-1]}")
+    return server
+
+
 class Directory:
     """A mounted directory that can be made to hang."""
 
@@ -41,14 +53,7 @@ class Directory:
         self._control = base / "hang"
         (base / "backing").mkdir()
         self.path.mkdir()
-        command = [sys.executable, *SERVER, str(base / "backing"), str(self.path), str(self._control)]
-        environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-        self._server = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self._server.stdout is not None
-        if self._server.stdout.readline() != "mounted\n":
-            pytest.skip(f"FUSE cannot be used here: {self._server.communicate()[1].strip().splitlines()[-1]}")
+        self._server = faulty_mount(base / "backing", self.path, self._control)
 
     def hang(self, how: str = "") -> None:
         self._control.write_text(f"hang {how}")

@@ -9,7 +9,6 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 import test_hanging_directory
-from test_hanging_directory import SERVER, Directory
+from test_hanging_directory import Directory, faulty_mount
 
 from ftslurm.health.check import CheckedPath, Context
 from ftslurm.health.checks import storage_paths, storage_round_trip
@@ -284,11 +283,7 @@ def test_a_mount_whose_program_has_died_is_found(tmp_path: Path) -> None:
     point = tmp_path / "shared"
     for path in (point, tmp_path / "backing"):
         path.mkdir()
-    command = [sys.executable, *SERVER, str(tmp_path / "backing"), str(point), str(tmp_path / "hang")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        if server.stdout.readline() != "mounted\n":
-            pytest.skip("FUSE cannot be used here")
+    with faulty_mount(tmp_path / "backing", point, tmp_path / "hang") as server:
         server.send_signal(signal.SIGKILL)
         server.wait()
     try:
