@@ -28,9 +28,12 @@ def is_relation(line: str) -> bool:
 
 
 def exception_in(line: str) -> ExceptionRecord | None:
-    """Return the exception that a line names by type and text (``OSError: [Errno 28] ...``) anywhere in it, or None."""
+    """Return the exception that a line names by type and text (``OSError: [Errno 28] ...``) anywhere in it, or None.
+
+    A warning is none: where it is raised as an exception, it has a traceback.
+    """
     found = re.search(r"(?:^|[\s\"'(\[])((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{2,80}): (\S.*)", line[:LINE_LIMIT])
-    if found is None or ENDINGS.search(found[1]) is None:
+    if found is None or ENDINGS.search(found[1]) is None or found[1].endswith("Warning"):
         return None
     module, _, name = found[1].rpartition(".")
     return ExceptionRecord(name, module, found[2].strip())

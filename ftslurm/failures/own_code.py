@@ -16,6 +16,27 @@ _LIBRARY = re.compile(
     r"|\.pyx$|^torch/|[\\/]([Ss]ite|dist)-packages[\\/]|\\lib\\\w+\.py$"
 )
 
+_SCRIPT = re.compile(r"[/\\](?:bin|Scripts)[/\\][^/\\.]{1,60}(?:\.exe[/\\]__main__\.py)?$")
+_SCRIPT_LINES = 40
+_PACKAGE = re.compile(r"[/\\](?:[Ss]ite|dist)-packages[/\\](\w+)[/\\]")
+_FRONT_ENDS = frozenset(
+    (
+        "torch",
+        "accelerate",
+        "deepspeed",
+        "ray",
+        "submitit",
+        "fire",
+        "click",
+        "typer",
+        "hydra",
+        "absl",
+        "tyro",
+        "jsonargparse",
+    )
+)
+"""Packages that start an application, or parse its command line."""
+
 
 def is_library(file: str) -> bool:
     """Return whether a file is not part of the user's own code."""
@@ -23,6 +44,29 @@ def is_library(file: str) -> bool:
 
 
 def own_frame(frames: Sequence[Frame]) -> Frame:
-    """Return the innermost frame of the user's own files, else of other code of the user's; else the innermost."""
-    own = [frame for frame in reversed(frames) if not is_library(frame.file)]
-    return next((frame for frame in own if not frame.file.startswith("<")), own[0] if own else frames[-1])
+    """Return the innermost frame of the user's own files, else of other code of the user's; else of the application.
+
+    The latter is the package of the program, as of one that is started by ``python -m``; without one the innermost
+    frame is returned.
+    """
+    own = [frame for frame in reversed(frames) if not is_library(frame.file) and not _is_entry(frame)]
+    return next((frame for frame in own if not frame.file.startswith("<")), own[0] if own else _of_application(frames))
+
+
+def _is_entry(frame: Frame) -> bool:
+    """Whether it is the script that an installer writes for a program of a package, or Python's own start."""
+    script = _SCRIPT.search(frame.file) is not None and frame.line <= _SCRIPT_LINES
+    return (script and frame.function == "<module>") or frame.file.startswith("<frozen runpy")
+
+
+def _of_application(frames: Sequence[Frame]) -> Frame:
+    if not (_is_entry(frames[0]) or frames[0].file.endswith("/runpy.py")):
+        return frames[-1]
+    packages = [found[1] if (found := _PACKAGE.search(frame.file)) else "" for frame in frames]
+    name = next((name for name in packages if name and name not in _FRONT_ENDS), "")
+    own = [frame for frame, package in zip(frames, packages, strict=True) if name and package == name]
+    # All else is a front end's: its script is the nearest to the user.
+    return own[-1] if own else next((frame for frame in frames if not is_library(frame.file)), frames[-1])
+
+
+__all__ = ["is_library", "own_frame"]

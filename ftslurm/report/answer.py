@@ -73,6 +73,8 @@ def _shortened_file(where: Json | None) -> Json | None:
 def _short_verdict(cause: Json, limit: int, width: int) -> str:
     """Return the verdict within a width; a long message must not displace the cause's title."""
     text = verdict(cause)
+    if cause["awaited"]:
+        return text
     if cause["role"] == CASCADE and len(text) > limit:
         # The message has no more than the title: that a connection broke.
         return f"{subject(cause)}: {cause['title']}{follows(cause)}"

@@ -50,6 +50,7 @@ class FirstFailure:
         evidence: names of the sources; ``lines``: the evidence as text.
         alike: the ranks that failed in the same way, as in the report.
         follows: what a cascade follows from, in short; None: of a cascade by its cause's row, nothing is recorded.
+        awaited: the ranks that did not come to a monitored barrier, by its message, as text; None: it names none.
         proved: whether a failure whose cause is a cascade follows from something.
         remarks: what qualifies the headline, in sentences.
         overshadowed: a node that fell silent, from which it may follow.
@@ -85,6 +86,7 @@ class FirstFailure:
     doubt: Doubt | None = None
     alike: Mapping[str, Any] | None = None
     follows: str | None = None
+    awaited: str | None = None
     proved: bool = True
     remarks: tuple[str, ...] = ()
     overshadowed: str | None = None
@@ -130,6 +132,7 @@ class FirstFailure:
             "hang": None if self.hang is None else dict(self.hang),
             "alike": None if self.alike is None else dict(self.alike),
             "follows": self.follows,
+            "awaited": self.awaited,
             "remarks": list(self.remarks),
             "overshadowed": self.overshadowed,
         }

@@ -36,6 +36,7 @@ from ftslurm.report.root_cause import (
     survived_stderr,
 )
 from ftslurm.report.round_facts import attempt_of, ended_ns, nodes_of, outcome_of, started_ns, world_size_of
+from ftslurm.text import ranges
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -317,6 +318,9 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         advice=advice,
         proved=proved,
         follows=None if source is None else source.short,
+        awaited=ranges(source.ranks)
+        if source is not None and source.named and worker.cause.name == "late-rank"
+        else None,
         alike=None if same is None else same.as_dict(),
         remarks=(
             *odd_model(this.failed),
