@@ -34,7 +34,10 @@ _SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
 _FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
 # Of torch's compiler, whose message has several paragraphs.
 _GRAPH_BREAK, _DETAIL = re.compile(r" {2}Explanation: "), re.compile(r" {1,2}\S")
-_RECORD = re.compile(r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")  # of a logger
+# Of a logger, a warning, an interpreter or library at its end: never a message's further line.
+_RECORD = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|\S{1,400}:\d+: \w*Warning: |sys:1: |Exception ignored |wandb: |\[[WI]\d{4} "
+)
 RELATION_LINES, PROSE_LINES = 8, 6
 _PROSE = re.compile(
     r"(?!Traceback|During handling|The above|srun|slurm|INFO|WARN|ERROR|Epoch|Step)"

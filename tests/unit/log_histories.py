@@ -13,121 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SITE = "/opt/venv/lib/python3.11/site-packages"
-USER = "/home/ann/run"
-
-
-@dataclass
-class Failure:
-    """What a rank does: its last lines on stderr, its end, and what a report must say."""
-
-    name: str
-    text: str
-    code: int
-    says: tuple[str, ...]
-    place: tuple[str, int] | None = None
-    slurm: str = ""
-    early: bool = False
-
-
-def traceback(last: str, *frames: tuple[str, int, str, str]) -> str:
-    lines = ["Traceback (most recent call last):"]
-    for file, line, function, source in frames:
-        lines += [f'  File "{file}", line {line}, in {function}', f"    {source}"]
-    return "\n".join([*lines, last]) + "\n"
-
-
-MAIN = (f"{USER}/train.py", 412, "<module>", "main()")
-
-
-def of_user(last: str, file: str, line: int, function: str, source: str) -> str:
-    return traceback(
-        last, MAIN, (f"{USER}/train.py", 377, "main", "step(batch)"), (f"{USER}/{file}", line, function, source)
-    )
-
-
-def failures(rng: random.Random) -> list[Failure]:
-    n = rng.randrange(20, 900)
-    oom = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 79.15 GiB of which 1.2 GiB is free."
-    inner = of_user("KeyError: 'shard_17'", "data.py", n, "lookup", "return self.index[name]")
-    chained = (
-        inner
-        + "\nThe above exception was the direct cause of the following exception:\n\n"
-        + of_user("DataError: cannot load shard 17", "data.py", n + 8, "load", "raise DataError(text) from error")
-    )
-    loader = traceback(
-        "IndexError: Caught IndexError in DataLoader worker process 2.\nOriginal Traceback (most recent call last):\n"
-        f'  File "{SITE}/torch/utils/data/_utils/worker.py", line 309, in _worker_loop\n    data = fetcher.fetch(index)\n'
-        f'  File "{USER}/data.py", line {n}, in __getitem__\n    return self.items[i]\nIndexError: list index out of range\n',
-        MAIN,
-        (f"{SITE}/torch/utils/data/dataloader.py", 708, "__next__", "data = self._next_data()"),
-        (f"{SITE}/torch/_utils.py", 733, "reraise", "raise exception"),
-    )
-    state = (
-        'RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "head.bias". \n'
-        "\tsize mismatch for head.weight: copying a param with shape torch.Size([10, 4]) from checkpoint."
-    )
-    assertion = (
-        "RuntimeError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported at "
-        "some other API call, so the stacktrace below might be incorrect.\nFor debugging consider passing "
-        "CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
-    deep = traceback(
-        "RecursionError: maximum recursion depth exceeded", MAIN, (f"{USER}/tree.py", n, "walk", "walk(x)")
-    )
-    deep = deep.replace("RecursionError", "  [Previous line repeated 975 more times]\nRecursionError")
-    group = (
-        "  + Exception Group Traceback (most recent call last):\n"
-        f'  |   File "{USER}/train.py", line 412, in <module>\n  |     main()\n'
-        "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
-        "  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n"
-        f'    |   File "{USER}/prefetch.py", line {n}, in fetch\n    |     raise ConnectionError("bucket is gone")\n'
-        "    | ConnectionError: bucket is gone\n    +------------------------------------\n"
-    )
-    dump = (
-        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f0bd3a4 (most recent call first):\n"
-        f'  File "{USER}/native.py", line {n} in kernel\n  File "{USER}/train.py", line 412 in <module>\n'
-    )
-    nan = of_user("FloatingPointError: loss is nan", "loss.py", n, "check", "raise FloatingPointError(text)")
-    space = "OSError: [Errno 28] No space left on device: '/scratch/ann/ckpt.pt'"
-    return [
-        Failure("value", of_user(f"ValueError: bad batch {n}", "model.py", n, "forward", "raise ValueError(x)"), 1,
-                (f"ValueError: bad batch {n}",), ("model.py", n)),
-        Failure("assert", of_user("AssertionError", "model.py", n, "forward", "assert x.shape == y.shape"), 1,
-                ("AssertionError",), ("model.py", n)),
-        Failure("chained", chained, 1, ("cannot load shard 17", "shard_17"), ("data.py", n + 8)),
-        Failure("cuda-oom", of_user(f"torch.OutOfMemoryError: {oom}", "model.py", n, "forward", "y = x @ w"), 1,
-                ("CUDA out of memory",), ("model.py", n)),
-        Failure("device assert", of_user(assertion.rstrip(), "model.py", n, "forward", "loss.item()"), 1,
-                ("device-side assert",), ("model.py", n)),
-        Failure("missing file", of_user("FileNotFoundError: [Errno 2] No such file or directory: '/data/x.bin'", "data.py",
-                n, "read", "open(path)"), 1, ("No such file", "/data/x.bin"), ("data.py", n)),
-        Failure("import", traceback("ModuleNotFoundError: No module named 'apex'", (f"{USER}/train.py", 3, "<module>",
-                "import apex")), 1, ("No module named 'apex'",), ("train.py", 3), early=True),
-        Failure("loader", loader, 1, ("list index out of range",), None),
-        Failure("json", traceback("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", MAIN,
-                (f"{USER}/config.py", n, "load", "json.load(f)"),
-                ("/usr/lib/python3.11/json/decoder.py", 355, "raw_decode", "raise JSONDecodeError(...)")), 1,
-                ("JSONDecodeError", "Expecting value"), ("config.py", n)),
-        Failure("state dict", of_user(state, "model.py", n, "load", "model.load_state_dict(s)"), 1,
-                ("does not fit the model",), ("model.py", n)),
-        Failure("custom", of_user("lib.errors.CheckpointCorrupt: step_500 is torn", "ckpt.py", n, "load", "raise x"), 1,
-                ("CheckpointCorrupt: step_500 is torn",), ("ckpt.py", n)),
-        Failure("recursion", deep, 1, ("RecursionError",), ("tree.py", n)),
-        Failure("group", group, 1, ("bucket is gone",), None),
-        Failure("no space", of_user(space, "ckpt.py", n, "save", "f.write(data)"), 1, ("No space left",), ("ckpt.py", n)),
-        Failure("nan", nan, 1, ("loss is nan",), ("loss.py", n)),
-        Failure("segfault", "", -11, ("segmentation fault",)),
-        Failure("segfault dump", dump, -11, ("segmentation fault",), ("native.py", n)),
-        Failure("abort", "terminate called after throwing an instance of 'std::runtime_error'\n  what():  pool is empty\n",
-                -6, ("aborted", "pool is empty")),
-        Failure("killed", "", -9, ("SIGKILL",)),
-        Failure("oom", "", -9, ("out of memory",),
-                slurm="slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been "
-                "OOM Killed.\n"),
-        Failure("exit code", "", 7, ("exit code 7",)),
-    ]  # fmt: skip
-
+from tests.unit.log_failures import MAIN, SITE, USER, Failure, failures, more_failures, of_user, traceback
+from tests.unit.log_noise import NOISE, NOISE_AT_END, OF_TORCHRUN
 
 GLOO = traceback(
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:23961",
@@ -144,27 +31,10 @@ NCCL = traceback(
 )
 CAUGHT = of_user("ConnectionResetError: [Errno 104] Connection reset by peer", "hub.py", 31, "get", "s.recv(n)")
 UNLABELLED = ("srun", "torchrun_two_nodes", "lightning")
+WITHOUT_ENDS = ("pods", "azure")
+"""Launchers whose files do not state how a process ended."""
+REWRITTEN = ("loguru", "rich", "hydra", "caught, then exit", "child")
 SIGNALS = {-11: "Segmentation fault (core dumped)", -6: "Aborted (core dumped)", -9: "Killed"}
-CAUSES = {
-    "cuda-oom": "cuda-oom",
-    "device assert": "cuda-assert",
-    "missing file": "missing-file",
-    "no space": "disk-full",
-    "nan": "nan",
-    "segfault": "segfault",
-    "segfault dump": "segfault",
-    "killed": "sigkill",
-    "oom": "oom-kill",
-    "exit code": "exit",
-    "import": "import-error",
-    "abort": "abort",
-    "value": "exception",
-    "assert": "exception",
-    "chained": "exception",
-    "json": "exception",
-    "custom": "exception",
-}
-"""The rows of the catalogue, where they are certain."""
 NAMES = {-11: "SIGSEGV", -6: "SIGABRT", -9: "SIGKILL"}
 
 
@@ -253,12 +123,16 @@ class Writer:
             "/var/spool/slurmd/job1/slurm_script: line 4: module: command not found\n",
             "Lmod has detected the following error: The following module(s) are unknown: \"cuda/99\"\n",
         ]  # fmt: skip
-        return "".join(self.rng.sample(parts, self.rng.randrange(0, 5)))
+        parts += [each.replace("{rank}", "0") for each in self.rng.sample(NOISE, 3)]
+        return "".join(self.rng.sample(parts, self.rng.randrange(0, 6)))
 
     def before(self, failure: Failure, label: Callable[[int], str] = lambda rank: "") -> str:
         text = ""
         if self.rng.random() < 0.3:
             text += self.steps(3, label) + self.labelled(CAUGHT, label(0)) + self.steps(12, label, 3)
+        if self.rng.random() < 0.3:
+            rank = self.rng.randrange(self.world)
+            text += self.labelled(self.rng.choice(NOISE).replace("{rank}", str(rank)), label(rank))
         return text + ("" if failure.early else self.steps(self.rng.randrange(2, 30), label, 20))
 
     def step_end(self, code: int) -> str:
@@ -275,7 +149,7 @@ class Writer:
             ]
         return "".join(lines)
 
-    def table(self, failed: Sequence[tuple[int, int]], first: int, agent: int = 700) -> str:
+    def table(self, failed: Sequence[tuple[int, int]], first: int, agent: int = 700, at: str = "10:07:00") -> str:
         """Return torchrun's lines at its end; ``failed``: ranks with their codes."""
         local, code = first % self.per_node, dict(failed)[first]
         pids = {rank: 800 + rank for rank, _ in failed}
@@ -295,18 +169,20 @@ class Writer:
         )
         text += "=" * 60 + "\ntrain.py FAILED\n" + "-" * 60 + "\nFailures:\n"
         rows = [(r, c) for r, c in failed if r != first]
-        text += "".join(f"[{i}]:\n{self.row(r, c, pids[r])}" for i, (r, c) in enumerate(rows, 1))
+        text += "".join(f"[{i}]:\n{self.row(r, c, pids[r], at)}" for i, (r, c) in enumerate(rows, 1))
         text += "" if rows else "  <NO_OTHER_FAILURES>\n"
         text += (
-            "-" * 60 + f"\nRoot Cause (first observed failure):\n[0]:\n{self.row(first, code, pids[first])}" + "=" * 60
+            "-" * 60
+            + f"\nRoot Cause (first observed failure):\n[0]:\n{self.row(first, code, pids[first], at)}"
+            + "=" * 60
         )
         return text + "\n"
 
-    def row(self, rank: int, code: int, pid: int) -> str:
+    def row(self, rank: int, code: int, pid: int, at: str) -> str:
         name = NAMES.get(code, "SIGTERM" if code == -15 else "")
         note = f"Signal {-code} ({name}) received by PID {pid}" if code < 0 else "To enable traceback see: https://x"
         return (
-            f"  time      : 2026-11-21_10:07:00\n  host      : {self.node(rank)}\n  rank      : {rank} "
+            f"  time      : 2026-11-21_{at}\n  host      : {self.node(rank)}\n  rank      : {rank} "
             f"(local_rank: {rank % self.per_node})\n  exitcode  : {code} (pid: {pid}) {f' ({name})' if name else ''}\n"
             f"  error_file: <N/A>\n  traceback : {note}\n"
         )
@@ -342,7 +218,7 @@ class Writer:
     def torchrun_two_nodes(self, failure: Failure) -> Log:
         """One torchrun per node, all in one file."""
         mates = [(r, -15) for r in range(self.world) if r // 2 == self.victim // 2 and r != self.victim]
-        text = self.head() + self.before(failure) + failure.text + self.cascades() + failure.slurm
+        text = OF_TORCHRUN + self.head() + self.before(failure) + failure.text + self.cascades() + failure.slurm
         text += self.table([(self.victim, failure.code), *mates], self.victim, agent=700 + self.victim // 2)
         node = self.victim // 2
         text += f"srun: error: {self.node(self.victim)}: task {node}: Exited with exit code 1\n"
@@ -412,8 +288,11 @@ class Writer:
     def spawn(self, failure: Failure) -> Log:
         frames = ((f"{USER}/train.py", 500, "<module>", "mp.spawn(main, nprocs=4)"),
                   (f"{SITE}/torch/multiprocessing/spawn.py", 215, "join", "raise Error(msg)"))  # fmt: skip
+        at = failure.text.find("Traceback (most")
+        printed, exact = (
+            (failure.text[:at], failure.text[at:]) if at >= 0 and failure.name != "rich" else (failure.text, "")
+        )
         if failure.code > 0:
-            exact = failure.text or ""
             text = traceback(
                 "torch.multiprocessing.spawn.ProcessRaisedException: \n\n"
                 f"-- Process {self.victim} terminated with the following error:\n{exact}", *frames,
@@ -424,7 +303,7 @@ class Writer:
             text = failure.text + traceback(
                 f"torch.multiprocessing.spawn.ProcessExitedException: process {self.victim} terminated with signal "
                 f"{NAMES[failure.code]}", *frames)  # fmt: skip
-        head = self.head() + self.before(failure) + failure.slurm
+        head = self.head() + self.before(failure) + (printed if failure.code > 0 else "") + failure.slurm
         return Log("mp.spawn", {f"slurm-{self.job}.out": head + text}, self.victim, None, failure)
 
     def mpirun(self, failure: Failure) -> Log:
@@ -471,6 +350,112 @@ class Writer:
         mixed = _interleaved(self.rng, failure.text.splitlines(True), GLOO.splitlines(True))
         return Log("mixed lines", {f"slurm-{self.job}.out": self.head() + self.before(failure) + mixed}, None, None,
                    failure)  # fmt: skip
+
+    def torchrun_both_tables(self, failure: Failure) -> Log:
+        """Each node's torchrun ends by itself, the other node's because of broken connections, and a moment later."""
+
+        def label(rank: int) -> str:
+            return f"[rank{rank}]: "
+
+        mine, other = self.victim // 2, 1 - self.victim // 2
+        theirs = [other * 2, other * 2 + 1]
+        own = self.labelled(failure.text, label(self.victim)) if failure.code == 1 else failure.text
+        lost = "".join(self.labelled(self.rng.choice([GLOO, NCCL]), label(rank)) for rank in theirs)
+        mates = [(r, -15) for r in range(self.world) if r // 2 == mine and r != self.victim]
+        tables = [
+            self.table([(self.victim, failure.code), *mates], self.victim, 700 + mine, "10:07:00"),
+            self.table([(rank, 1) for rank in theirs], theirs[0], 700 + other, "10:07:02"),
+        ]
+        self.rng.shuffle(tables)
+        outputs = [own, lost]
+        self.rng.shuffle(outputs)
+        text = OF_TORCHRUN + self.head() + self.before(failure) + "".join(outputs) + failure.slurm + "".join(tables)
+        text += (
+            "srun: error: gpu11: task 0: Exited with exit code 1\nsrun: error: gpu12: task 1: Exited with exit code 1\n"
+        )
+        return Log("torchrun, 2 tables", {f"slurm-{self.job}.out": text}, self.victim, self.node(self.victim), failure)
+
+    def accelerate_table(self, failure: Failure) -> Log:
+        self.per_node = 4
+        others = [(r, -15) for r in range(self.world) if r != self.victim]
+        text = OF_TORCHRUN + self.head() + self.before(failure) + failure.text + failure.slurm
+        table = self.table([(self.victim, failure.code), *others], self.victim)
+        table = table.replace("/opt/venv/bin/torchrun", "/opt/venv/bin/accelerate")
+        return Log(
+            "accelerate, table", {f"slurm-{self.job}.out": text + table}, self.victim, self.node(self.victim), failure
+        )
+
+    def composer(self, failure: Failure) -> Log:
+        text = self.head() + ("" if self.victim == 0 else self.before(failure))
+        text += f"ERROR:composer.cli.launcher:Rank {self.victim} crashed with exit code {failure.code}.\n"
+        text += "Waiting up to 30 seconds for all training processes to terminate. Press Ctrl-C to exit immediately.\n"
+        for rank in range(self.world):
+            code = failure.code if rank == self.victim else -15
+            text += f"Global rank {rank} (PID {4240 + rank}) exited with code {code}\n"
+            if rank:
+                out = "".join(self.step(rank, s) for s in range(4))
+                own = failure.text if rank == self.victim else ""
+                for stream, part in (("STDOUT", out), ("STDERR", own)):
+                    text += f"----------Begin global rank {rank} {stream}----------\n{part}\n"
+                    text += f"----------End global rank {rank} {stream}----------\n"
+            elif rank == self.victim:
+                text += failure.text
+        text += (
+            failure.slurm + f"ERROR:composer.cli.launcher:Global rank 0 (PID 4240) exited with code {failure.code}\n"
+        )
+        return Log("composer", {f"mcli-{self.job}.log": text}, self.victim, None, failure)
+
+    def pods(self, failure: Failure) -> Log:
+        """One process per pod, of which each has its file."""
+        files = {}
+        for rank in range(self.world):
+            name = f"bert-{self.job}-master-0" if rank == 0 else f"bert-{self.job}-worker-{rank - 1}"
+            own = "".join(self.step(rank, s) for s in range(9))
+            own += failure.text if rank == self.victim else self.cascades() and GLOO
+            at = "2026-11-21T10:07:00.12345678{}Z "
+            files[f"{name}.log"] = "".join(at.format(i % 10) + line for i, line in enumerate(own.splitlines(True)))
+        failure.slurm = ""
+        return Log("pods", files, None, None, failure)
+
+    def sagemaker(self, failure: Failure) -> Log:
+        def label(rank: int) -> str:
+            return f"[1,mpirank:{rank},algo-{1 + rank // 2}]<stderr>:"
+
+        text = self.before(failure, label) + self.labelled(failure.text, label(self.victim)) + self.cascades(label)
+        how = f"exited on signal {-failure.code}" if failure.code < 0 else ""
+        if how:
+            text += (
+                f"mpirun noticed that process rank {self.victim} with PID 77 on node algo-{1 + self.victim // 2} {how} "
+            )
+            text += f"({SIGNALS[failure.code].partition(' (')[0]}).\n"
+        else:
+            text += (
+                "-" * 60 + "\nmpirun detected that one or more processes exited with non-zero status, thus causing\n"
+            )
+            text += f"the job to be terminated. The first process to do so was:\n\n  Process name: [[41154,1],{self.victim}]\n"
+            text += f"  Exit code:    {failure.code}\n" + "-" * 60 + "\n"
+        text += "2026-11-21 10:07:03,101 sagemaker-training-toolkit INFO     Waiting for the process to finish and give a return code.\n"
+        text += "2026-11-21 10:07:03,101 sagemaker-training-toolkit ERROR    Reporting training FAILURE\n"
+        text += f"2026-11-21 10:07:03,101 sagemaker-training-toolkit ERROR    ExecuteUserScriptError:\nExitCode {abs(failure.code)}\n"
+        return Log("sagemaker", {f"algo-{self.job}.log": text + failure.slurm}, self.victim, None, failure)
+
+    def azure(self, failure: Failure) -> Log:
+        files = {}
+        for rank in range(self.world):
+            own = "".join(self.step(rank, s) for s in range(9))
+            own += failure.text if rank == self.victim else self.cascades() and GLOO
+            files[f"user_logs/std_log_process_{rank:02}.txt"] = own
+        return Log("azure", files, None if not failure.text else self.victim, None, failure)
+
+    def srun_files(self, failure: Failure) -> Log:
+        """``srun --output=slurm-%j_%t.out``."""
+        files = {}
+        for rank in range(self.world):
+            own = "".join(self.step(rank, s) for s in range(9))
+            own += failure.text if rank == self.victim else self.cascades() and self.rng.choice([GLOO, NCCL])
+            files[f"slurm-{self.job}_{rank}.out"] = own
+        files[f"slurm-{self.job}.out"] = self.head() + failure.slurm + self.step_end(failure.code)
+        return Log("srun, file per task", files, self.victim, self.node(self.victim), failure)
 
     # Ends without a failure of a rank.
 
@@ -520,7 +505,7 @@ class Writer:
 
     def wrapped(self, log: Log) -> Log:
         """Add what may happen to any log: another coding, an earlier attempt, the time limit later."""
-        (name, *_) = [each for each in log.files if "slurm" in each or len(log.files) == 1] or [""]
+        (name, *_) = [each for each in log.files if each.startswith("slurm") or len(log.files) == 1][-1:] or [""]
         if name and len(log.files) == 1 and self.rng.random() < 0.2:
             banner = f"Job {self.job} begins\nhost is gpu11\nversion is 1.2.3\n"
             first = (
@@ -530,7 +515,7 @@ class Writer:
             )
             log.files[name] = first + "JOB REQUEUE ***\n" + banner + log.files[name]
             log.history.append("requeued")
-        if name and log.failure is not None and self.rng.random() < 0.15:
+        if name and log.failure is not None and log.failure.name != "exit text" and self.rng.random() < 0.15:
             log.files[name] += (
                 f"slurmstepd: error: *** JOB {self.job} ON gpu11 CANCELLED AT 2026-11-21T12:00:00 DUE TO TIME "
             )
@@ -557,11 +542,21 @@ def logs(seed: int, number: int) -> list[Log]:
     found: list[Log] = []
     while len(found) < number:
         for launch in ("srun", "srun_labels", "hook", "torchrun_two_nodes", "torchrun_tee", "torchrun_folder", "deepspeed",
-                       "lightning", "accelerate", "spawn", "mpirun", "single", "submitit", "unlabelled_mix"):  # fmt: skip
+                       "lightning", "accelerate", "spawn", "mpirun", "single", "submitit", "unlabelled_mix",
+                       "torchrun_both_tables", "accelerate_table", "composer", "pods", "sagemaker", "azure", "srun_files"):  # fmt: skip
             writer = Writer(rng)
-            failure = rng.choice(failures(rng))
-            if launch == "unlabelled_mix" and (failure.code != 1 or failure.name in ("group", "loader")):
-                failure = failures(rng)[0]
+            kinds = [*failures(rng), *more_failures(rng)]
+            if launch == "unlabelled_mix":
+                kinds = [each for each in failures(rng) if each.code == 1 and each.name not in ("group", "loader")]
+            elif launch in WITHOUT_ENDS:
+                kinds = [each for each in kinds if each.text]
+            elif launch == "spawn":
+                # A process passes its traceback on as Python prints it.
+                kinds = [each for each in kinds if each.name not in REWRITTEN]
+            failure = rng.choice(kinds)
+            failure.text = failure.text.replace("{rank}", str(writer.victim))
+            if failure.code == 1 and failure.text and rng.random() < 0.25:
+                failure.text += rng.choice(NOISE_AT_END).replace("{rank}", str(writer.victim))
             log = getattr(writer, launch)(failure)
             log.victim = writer.victim
             if (

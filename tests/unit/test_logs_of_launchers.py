@@ -16,7 +16,8 @@ import pytest
 
 from ftslurm.report.pipeline import report_of_logs
 from ftslurm.report.text import render
-from tests.unit.log_histories import CAUSES, Log, logs
+from tests.unit.log_failures import CAUSES
+from tests.unit.log_histories import Log, logs
 
 NUMBER = 120
 RIGHT = 0.85
@@ -34,7 +35,8 @@ def judged(log: Log, report: dict[str, Any], text: str) -> str:
         return "vague" if report["status"] == "unfinished" else "wrong"
     if cause["rank"] is not None and log.name != "one process" and cause["rank"] != log.victim:
         return "wrong"
-    if cause["rank"] is not None and log.rank is None and log.name in ("deepspeed", "mixed lines"):
+    labelled = "[rank" in log.failure.text
+    if cause["rank"] is not None and log.rank is None and log.name in ("deepspeed", "mixed lines") and not labelled:
         return "wrong"
     head = " ".join(flat.split("evidence")[0].split())
     if not any(part.lower() in head.lower() for part in log.failure.says):

@@ -75,6 +75,7 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
         times: the times of last writing of all output files, by name, in nanoseconds.
         beside: the names of further output files.
     """
+    of = _counted_beside(of, times)
     shapes = [name for name in times if _shape(name) == _shape(of) and not _rotated(name, times)] or [of]
     places, counted = _places(of, shapes, times)
     same = [name for name in shapes if all(_numbers(name)[i] == _numbers(of)[i] for i in places)]
@@ -82,7 +83,9 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
     # Files of another form that have the job's number: of other nodes, or of the job itself.
     more = [name for name in times if name not in same and jobs and max(jobs, key=int) in _numbers(name)]
     kinds = {i: _kind(of, i) for i in counted}
-    found = [_output(name, kinds, same) for name in same]
+    # Beside the job's own file, numbers are of tasks; an array has no such file.
+    arrays = not {_own_file(each) for each in same} & set(times)
+    found = [_output(name, kinds, arrays=arrays) for name in same]
     if (
         _HEADS.intersection(words := {each for name in (*times, *beside) for each in _words(name)})
         and "worker" in words
@@ -101,6 +104,18 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
     found += [Output(name) for name in more]
     keys: dict[object, int] = {}
     return [each._replace(part=keys.setdefault(_process(each.path), len(keys))) for each in sorted(found, key=_order)]
+
+
+def _counted_beside(of: str, times: Mapping[str, int]) -> str:
+    """Return a file of the same job with a further number in its name, of a task or a node; else the file itself."""
+    jobs = [number for number in _numbers(of) if _may_be_job(number)]
+    if not jobs:
+        return of
+    number, own = max(jobs, key=int), len(_numbers(of))
+    more = [
+        each for each in times if number in _numbers(each) and len(_numbers(each)) > own and not _rotated(each, times)
+    ]
+    return max(more, key=lambda name: (times[name], name)) if len(more) > 1 else of
 
 
 def _places(of: str, shapes: Sequence[str], times: Mapping[str, int]) -> tuple[list[int], list[int]]:
@@ -152,7 +167,12 @@ def _counts(values: Collection[int]) -> bool:
     return min(values) <= 1 and max(values) < 2 * len(values)
 
 
-def _output(name: str, kinds: Mapping[int, str | None], same: Sequence[str]) -> Output:
+def _own_file(name: str) -> str:
+    """Return the name of the file of the job itself beside one with a further number."""
+    return re.sub(r"_\d+(?=\.)", "", name)
+
+
+def _output(name: str, kinds: Mapping[int, str | None], *, arrays: bool) -> Output:
     task = node = local = None
     for i, kind in kinds.items():
         number = _numbers(name)[i]
@@ -160,9 +180,14 @@ def _output(name: str, kinds: Mapping[int, str | None], same: Sequence[str]) -> 
             node = _node(name, i)
         elif kind == "local" or _before(name, i).lower().rstrip("-_.:") in ("gpu", "device", "cuda"):
             local = int(number)
-        elif not _ARRAY.fullmatch(_DIGITS.sub("#", name)):
+        elif not (arrays and is_of_array(name)):
             task = int(number)
     return Output(name, task, node, local)
+
+
+def is_of_array(name: str) -> bool:
+    """Whether a file is named as that of a task of an array, ``slurm-7_3.out``; those of ranks may be, too."""
+    return _ARRAY.fullmatch(_DIGITS.sub("#", name.rpartition("/")[2])) is not None
 
 
 _ARRAY = re.compile(r"slurm-#_#\.(?:out|err)(?:\.gz)?")
@@ -212,4 +237,4 @@ def _shape(name: str) -> str:
     return _STREAM.sub("", _DIGITS.sub("#", name.removesuffix(".gz")))
 
 
-__all__ = ["TOGETHER_NS", "Output", "family", "is_of_one_job", "is_output"]
+__all__ = ["TOGETHER_NS", "Output", "family", "is_of_array", "is_of_one_job", "is_output"]

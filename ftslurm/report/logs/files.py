@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftslurm.report.facts import Problem
-from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_one_job, is_output
+from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_array, is_of_one_job, is_output
 from ftslurm.report.logs.lines import Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, read_path
 from ftslurm.report.logs.success import ends_well
+from ftslurm.report.logs.tracebacks import names_rank
 from ftslurm.sharedfs.bounded_read import Malformed, list_directory
 from ftslurm.text import names as listed
 from ftslurm.text import plural
@@ -191,12 +192,34 @@ def read_outputs(
         if excerpt is not None:
             read.append((output.path, excerpt))
             parts.setdefault(output.part, []).append((output, lines_of(excerpt)))
+    named = _ranks_in(parts)
+    parts = {
+        key: [(each._replace(task=named.get(each.path, each.task)), own) for each, own in part]
+        for key, part in parts.items()
+    }
     lines: list[Line] = []
     for part in parts.values():
         # Which of a process's streams was written last cannot be seen: its words on its own success are the last ones.
         for output, own in sorted(part, key=lambda each: ends_well(each[1], sole=False)):
             lines += [_named(line, len(lines) + i, output) for i, line in enumerate(own)]
     return lines, read
+
+
+def _ranks_in(parts: Mapping[int, Sequence[tuple[Output, Sequence[Line]]]]) -> dict[Path, int]:
+    """Return the ranks of files that are named as an array's, where the first rank in each is its number."""
+    numbers: dict[Path, int] = {}
+    for output, own in (each for part in parts.values() for each in part):
+        if output.task is None and is_of_array(output.path.name):
+            number = int(re.findall(r"\d+", output.path.name)[-1])
+            first = next((rank for line in own if (rank := _first_rank(line)) is not None), None)
+            if first != number:
+                return {}
+            numbers[output.path] = number
+    return numbers if len(numbers) > 1 else {}
+
+
+def _first_rank(line: Line) -> int | None:
+    return names_rank(line.text) if line.rank is None else line.rank
 
 
 def _named(line: Line, number: int, output: Output) -> Line:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from ftslurm.failures.exception_line import exception_in
@@ -22,7 +23,7 @@ from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import error_of, is_cascade
 from ftslurm.report.logs.reasons import STRONG, Reason, reasons_of
-from ftslurm.report.logs.success import ends_well, works
+from ftslurm.report.logs.success import ends_well, step_of, works
 from ftslurm.report.logs.tracebacks import Raised, crashes, is_logged_error, names_rank, was_caught
 
 CLOSING_LINES = 15
@@ -32,6 +33,10 @@ BEFORE_OTHERS = 40
 """Lines of other ranks between a traceback and the moment at which they notice the end of its process."""
 SILENT_LINES = 100
 """Lines of others at the end of a log without one of a rank, after which it is taken to print nothing more."""
+STEPS_READ = 200
+"""Lines before and after an exception in which training's steps are counted."""
+STEPS_WITHOUT = 3
+"""Different steps that other ranks print at most after one has ended."""
 TOGETHER_LINES = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
 DEATH_SIGNAL = re.compile(r"Received \S{1,20} death signal|SignalException: Process \d+ got signal|\^C")
@@ -221,6 +226,8 @@ class Finder:
             if ended and (each.logged or not worked):
                 return True
             return None if each.logged and self._falls_silent(own, each.end, rank) else False
+        if self._advances(own, each.end, end.number if end is not None else None):
+            return False
         limit = OTHERS_LINES if end is not None and end.code == 1 else CLOSING_LINES
         if end is not None and not gap and ordinary <= limit and not worked:
             return True
@@ -262,14 +269,31 @@ class Finder:
             return False
         if _EXHAUSTED.search(each.headline):
             return False
-        # Of what was skipped before, the last traceback of a log may be another one.
+        # The last traceback of a log may be another one than what was skipped or tried again before.
         rest = self._log.lines[bisect_right(self._log.lines, each.end, key=number_of) :]
-        return not (_SKIPPED.search(own[at - 1].text) and all(is_aftermath(line.text) for line in rest))
+        other = _SKIPPED.search(own[at - 1].text) or own[at - 1].text.startswith("wandb: ")
+        return not (other and all(is_aftermath(line.text) for line in rest))
 
     def _works_between(self, own: Sequence[Line], begin: int, end: int) -> bool:
         """Whether a program's progress is between two lines."""
         rest = islice(own, bisect_right(own, begin, key=number_of), bisect_right(own, end, key=number_of))
         return any(line.number not in self._log.covered and works(line.text) for line in rest)
+
+    def _advances(self, own: Sequence[Line], begin: int, end: int | None) -> bool:
+        """Whether training goes on for several steps after a line: ranks that wait for one that has ended do not.
+
+        And with as many ranks as before, where these print their steps.
+        """
+        at = bisect_right(own, begin, key=number_of)
+        after = islice((line for line in islice(own, at, None) if end is None or line.number < end), STEPS_READ)
+        steps, each = self._steps(after)
+        return steps > STEPS_WITHOUT and each >= self._steps(own[max(0, at - STEPS_READ) : at])[1]
+
+    def _steps(self, lines: Iterable[Line]) -> tuple[int, int]:
+        """Return how many steps lines state, and how many lines the one with the most of these has."""
+        found = Counter(step_of(line.text) for line in lines if line.number not in self._log.covered)
+        del found[None]
+        return len(found), max(found.values(), default=0)
 
     def _is_silent(self, own: Sequence[Line], number: int) -> bool:
         """Whether a rank prints nothing more after a line, in the kept parts of a log in which others go on."""

@@ -1,9 +1,9 @@
 """The lines of a log without what terminals and launchers put into them, each with its label (pure).
 
 Labels: srun's (``3: ``, with --label), torch's (``[rank3]:``), torchrun's (``[default3]:``: a local rank), mpirun's
-(``[1,3]<stderr>:``), horovodrun's (``[3]<stderr>:``), pdsh's (``n4: ``) and Ray's (``(f pid=7, ip=10.0.0.2)``). They
-nest, as launchers do: ``n4: 12: [default3]:[rank51]: ``; the time that a collector puts before each line is passed over
-where a label follows.
+(``[1,3]<stderr>:``), horovodrun's (``[3]<stderr>:``), pdsh's (``n4: ``), Ray's (``(f pid=7, ip=10.0.0.2)``) and
+SageMaker's (``[1,mpirank:3,algo-2]<stderr>:``). They nest, as launchers do: ``n4: 12: [default3]:[rank51]: ``; the time
+that a collector puts before each line is passed over where a label follows.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _OWN = re.compile(
     r"\[rank(?P<rank>\d{1,6})\]: ?"
     r"|\[(?P<role>[a-z][a-z_]{0,20}?)(?P<local>\d{1,4})\]:"
     r"|\[(?:\w[\w.-]{0,80}@)?1,(?P<mpi>\d{1,6})\](?:<\w{1,8}>)?:"
+    r"|\[1,mpirank:(?P<sage>\d{1,6}),(?P<algo>[\w.-]{1,60})\](?:<\w{1,8}>)?:"
     r"|\[(?P<horovod>\d{1,6})\]<(?:stdout|stderr)>:"
     r"|\((?P<actor>[\w.:()-]{1,80}) pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\d.]{7,15}))?\) "
 )
@@ -67,9 +68,10 @@ _STAMP = re.compile(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(
 _BY_TORCH = re.compile(r"\[[EWF]\d{0,4} [\d:.]{0,20} ?\w{1,40}\.cpp:\d")
 _CONTINUED = re.compile(r"nccl\w{4,30}Error: |Last error:|Exception raised from |frame #\d")
 _LAST_ERROR = "Last error:"
+_BLOCK = re.compile(r"-{10}(?P<border>Begin|End) global rank (?P<rank>\d{1,6}) STD(?:OUT|ERR)-{10}$")
 _LABELS = re.compile(
     rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
-    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,\d+\][^:]{0,9}:|\[\d{1,6}\]:? ){0,4}"
+    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,(?:\d+|mpirank:[^]]{1,80})\][^:]{0,9}:|\[\d{1,6}\]:? ){0,4}"
 )
 _BOX_OF_MPI = re.compile(r"={10,}$|= {3}\S|-{20,}$")
 _OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
@@ -167,7 +169,19 @@ def labelled(texts: Sequence[str]) -> list[Line]:
         part = texts[begin:end]
         outer = _outer_labels(part)
         lines += [_line(text, begin + i, outer) for i, text in enumerate(part)]
-    return _with_continued(lines)
+    return _with_blocks(_with_continued(lines))
+
+
+def _with_blocks(lines: list[Line]) -> list[Line]:
+    """Give the lines between the borders that Composer's launcher prints around a rank's output its rank."""
+    rank: int | None = None
+    for i, line in enumerate(lines):
+        border = _BLOCK.match(line.text) if line.text.startswith("----------") else None
+        if border is not None:
+            rank = int(border["rank"]) if border["border"] == "Begin" else None
+        elif rank is not None and line.rank is None and line.text != GAP:
+            lines[i] = line._replace(rank=rank)
+    return lines
 
 
 def _with_continued(lines: list[Line]) -> list[Line]:
@@ -285,6 +299,8 @@ def _inner(line: Line, found: re.Match[str]) -> Line:
     text = line.text[found.end() :]
     if found["rank"]:
         return line._replace(text=text, rank=int(found["rank"]))
+    if found["sage"]:
+        return line._replace(text=text, task=int(found["sage"]), node=found["algo"])
     if found["mpi"] or found["horovod"]:
         return line._replace(text=text, task=int(found["mpi"] or found["horovod"]))
     if found["role"] == "cli_":  # MPICH's

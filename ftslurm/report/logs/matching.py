@@ -324,7 +324,8 @@ class Matcher:
         final = [each for each in weak if isinstance(each.thing, Reason) and each.thing.final]
         for each in (*final, *reversed(weak)):
             assert isinstance(each.thing, Reason)
-            if each.thing.final or each.thing.code in codes:
+            # Most failures give exit code 1.
+            if each.thing.final or (each.thing.code in codes and each.thing.code != 1):
                 rank = UNKNOWN if each.rank is None else each.rank
                 self.errors[rank], self.tails[rank] = error_of(self._log, each.thing, rank), each.tail
                 return

@@ -15,6 +15,7 @@ from ftslurm.report.logs.lines import Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, of_end, record
 from ftslurm.report.logs.reasons import Reason
+from ftslurm.report.logs.success import works
 from ftslurm.report.logs.tracebacks import names_rank
 
 BEFORE_OTHERS = 40
@@ -55,8 +56,11 @@ def not_started(log: AttemptLog, errors: dict[int, RankError], weak: Sequence[Fo
         errors: the failures.
         weak: reasons before these that ended a process perhaps.
     """
+    first = min(error.order for error in errors.values())
     for each in weak:
         assert isinstance(each.thing, Reason)
+        if any(each.number < line.number < first and works(line.text) for line in log.lines):
+            continue  # the program had started
         if each.thing.code in (126, 127) or each.thing.message.startswith("cd: "):
             return error_of(log, each.thing, unused(errors)), each.tail
     return None

@@ -27,6 +27,7 @@ _AGAIN = re.compile(
 )
 _TRAINED = re.compile(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
 _WORKS = re.compile(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")
+_STEP = re.compile(r"(?i)\b(?:steps?|iter(?:ation)?s?|batch)\b\W{0,4}(\d{1,12})\b|\b(\d{1,12})/ ?\d{1,12}\b")
 _ZERO = re.compile(
     r"(?i)\b(?:exit(?:ed|ing)?|finished|ended|return(?:ed)?|rc|status)\b(?: with)?(?: exit)?(?: (?:code"
     r"|status))?\W{0,3}0\W*$"
@@ -67,6 +68,12 @@ def works(text: str) -> bool:
     return _WORKS.search(text[:400]) is not None
 
 
+def step_of(text: str) -> int | None:
+    """Return the number of the step that a line of training's progress states; None: it states none."""
+    found = _STEP.search(text[:400]) if works(text) else None
+    return int(found[1] or found[2]) if found is not None else None
+
+
 def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
     """Whether the last words of a program are that it has done its work; of several ranks, of any.
 
@@ -87,4 +94,4 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
     return False
 
 
-__all__ = ["ends_well", "says_again", "says_completed", "says_zero", "tests_passed", "works"]
+__all__ = ["ends_well", "says_again", "says_completed", "says_zero", "step_of", "tests_passed", "works"]

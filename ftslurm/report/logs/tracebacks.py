@@ -43,6 +43,9 @@ _LOGGED = re.compile(
     # In lower case any program may write it: "validation error 0.1".
     r"|(?:\[|level=|\| ?)(?:error|warning)\b|\b(?:error|warning):"
 )
+_OF_EXCEPTION = re.compile(
+    r"(?i)error|exception|fail|caught|could ?n[o']t|cannot|unable|retr(?:y|ies)|skip|ignor|traceback|:\s*$"
+)
 _CAUGHT = re.compile(
     r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
 )
@@ -235,7 +238,11 @@ def is_logged_error(text: str) -> bool:
 
 def _is_logged(before: str) -> bool:
     """Whether the line before a traceback is a logger's."""
-    return bool(_LOGGED.search(before[:120])) and not before.startswith(("srun:", "slurmstepd"))
+    level = _LOGGED.search(before[:120])
+    if level is None or before.startswith(("srun:", "slurmstepd")):
+        return False
+    # A warning of something else may be above a traceback by chance.
+    return "warn" not in level[0].lower() or _OF_EXCEPTION.search(before[:400]) is not None
 
 
 def was_caught(before: str) -> bool:
