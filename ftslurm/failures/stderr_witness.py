@@ -64,6 +64,8 @@ _LAUNCHER = (
     r".{0,80}Killing subprocess \d+|.{0,160}Sending process \d+ closing signal|"
     r".{0,160}Terminating process \d+ via signal"
 )
+# Of libraries and scripts at a program's end.
+_CLOSING = re.compile(r"wandb: |Exception ignored in|(?i:job|run|script) (?:finished|ended) at ")
 # Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
 _AFTERMATH = re.compile(
     r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
@@ -193,7 +195,9 @@ def last_line(text: str) -> str:
     """Return the last line of an output that says something, as far as that can be told; empty: none near the end."""
     for line in reversed(output_lines(text)[-LAST_LINES:]):
         bare = RANK_PREFIX.sub("", line)
-        if bare.strip() and not bare[0].isspace() and "Warning: " not in bare and not _PROGRESS.match(bare):
+        if not bare.strip() or bare[0].isspace() or _CLOSING.match(bare):
+            continue
+        if "Warning: " not in bare and not _PROGRESS.match(bare):
             return "" if _STEP.search(bare) and not _STOPS.search(bare) else bare
     return ""
 

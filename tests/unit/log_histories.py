@@ -413,7 +413,9 @@ class Writer:
             own = "".join(self.step(rank, s) for s in range(9))
             own += failure.text if rank == self.victim else self.cascades() and GLOO
             at = "2026-11-21T10:07:00.12345678{}Z "
-            files[f"{name}.log"] = "".join(at.format(i % 10) + line for i, line in enumerate(own.splitlines(True)))
+            files[f"{name}.log"] = "".join(
+                f"{at.format(i % 10)}{line}\n" for i, line in enumerate(own.rstrip("\n").split("\n"))
+            )
         failure.slurm = ""
         return Log("pods", files, None, None, failure)
 
@@ -515,7 +517,7 @@ class Writer:
             )
             log.files[name] = first + "JOB REQUEUE ***\n" + banner + log.files[name]
             log.history.append("requeued")
-        if name and log.failure is not None and log.failure.name != "exit text" and self.rng.random() < 0.15:
+        if name and log.failure is not None and log.failure.name not in ("exit text", "logged error") and self.rng.random() < 0.15:
             log.files[name] += (
                 f"slurmstepd: error: *** JOB {self.job} ON gpu11 CANCELLED AT 2026-11-21T12:00:00 DUE TO TIME "
             )

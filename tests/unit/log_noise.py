@@ -21,7 +21,9 @@ NOISE = [
     "/bin/bash: warning: setlocale: LC_ALL: cannot change locale (en_US.UTF-8): No such file or directory\n",
     "libgomp: Invalid value for environment variable OMP_NUM_THREADS\n",
     "wandb: ERROR Error while calling W&B API: rate limit exceeded (<Response [429]>), retrying\n",
-    "WARNING: The following values were not passed to `accelerate launch` and had defaults used instead:\n",
+    "WARNING: The following values were not passed to `accelerate launch` and had defaults used instead:\n"
+    "\t`--num_machines` was set to a value of `1`\nTo avoid this warning pass in values for each of the problematic "
+    "parameters or run `accelerate config`.\n",
     f"{SITE}/numpy/core/fromnumeric.py:3504: RuntimeWarning: invalid value encountered in scalar divide\n  ret = ret.dtype.type(ret / rcount)\n",
     "gpu11:4242:4301 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal net plugin.\n",
     "Failed to import flash_attn, falling back to the slow path: No module named 'flash_attn'\n",

@@ -7,18 +7,29 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
+from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import links
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
-from ftslurm.report.logs.origins import earlier_end, logged_before, not_started, unused, was_survived
+from ftslurm.report.logs.origins import (
+    WORDS_LIMIT,
+    earlier_end,
+    logged_before,
+    not_started,
+    said_before,
+    silent_end,
+    unused,
+    was_survived,
+)
 from ftslurm.report.logs.rank_errors import (
     UNKNOWN,
     error_of,
     is_cascade,
     of_end,
+    record,
     with_end,
     with_first,
     with_quote,
@@ -39,6 +50,7 @@ class Matcher:
     Attributes:
         errors: the failures, by rank; unknown ranks have negative numbers.
         tails: the ends of their output, as text, by the same numbers.
+        said: the last line of any rank before the others lost the one whose end has no reason.
         copies: how many processes printed the same traceback without a label, if more than ranks are known to fail so.
     """
 
@@ -47,6 +59,7 @@ class Matcher:
         self.errors: dict[int, RankError] = {}
         self.tails: dict[int, str] = {}
         self.copies = 0
+        self.said = ""
 
     def match(self, found: Sequence[Found]) -> None:
         """Match the evidence, in its order, with the ends of ranks."""
@@ -68,15 +81,47 @@ class Matcher:
             self._bare()
         elif all(map(is_cascade, self.errors.values())):
             self._add_origin([each for each in found if each not in strong])
+        self._take_last_words(strong)
 
     def _add_origin(self, weak: Sequence[Found]) -> None:
         """Add what all failures, which are consequences, may follow from."""
         first = min(error.order for error in self.errors.values())
         weak = [each for each in weak if each.number < first]
         origin = earlier_end(self._log, self.errors) or not_started(self._log, self.errors, weak)
-        origin = origin or logged_before(self._log, self.errors)
+        origin = origin or logged_before(self._log, self.errors) or silent_end(self._log, self.errors)
         if origin is not None:
             self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
+
+    def _take_last_words(self, strong: Sequence[Found]) -> None:
+        """Take the error that was logged last before the first consequence for the only rank whose end is known.
+
+        Where no line has a label, a consequence was taken for that end as the only exception, or for none.
+        """
+        following = [each.number for each in strong if each.rank is None and self._follows(each)]
+        ends = {
+            rank: end
+            for end in self._log.ends.processes
+            if not end.stopped and end.code
+            for rank in self._log.ranks_of(end)
+        }
+        if not following or len(ends) != 1:
+            return
+        (rank, end), *_ = ends.items()
+        known = self.errors.get(rank)
+        if known is None or not (is_cascade(known) or known.message == f"exit code {end.code}"):
+            return
+        line = said_before(self._log, min(following))
+        if line is None:
+            return
+        text = logged_error(line.text)
+        if text is None:
+            self.said = line.text.strip()[:WORDS_LIMIT]
+            return
+        if is_cascade(known):
+            number = unused(self.errors)
+            self.errors[number], self.tails[number] = replace(known, rank=number, node=None), self.tails[rank]
+        self.errors[rank] = with_end(record(rank, "exit", f"exit code {end.code}: {text}", line.number), end)
+        self.tails[rank] = line.text
 
     def _without_all_of_launch(self, unnamed: list[Found]) -> list[Found]:
         """Take a reason for all ranks of a launcher that printed it as often as it ended processes on its only node."""

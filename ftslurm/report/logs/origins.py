@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.logged_error import logged_error
-from ftslurm.failures.stderr_witness import goes_on_without
+from ftslurm.failures.stderr_witness import goes_on_without, went_on
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found
-from ftslurm.report.logs.lines import Line
+from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, of_end, record
 from ftslurm.report.logs.reasons import Reason
-from ftslurm.report.logs.success import works
+from ftslurm.report.logs.success import says_completed, works
 from ftslurm.report.logs.tracebacks import names_rank
 
+WORDS_LIMIT = 200
+_DIGITS = re.compile(r"\d+")
 BEFORE_OTHERS = 40
 """Lines before the first consequence in which the error that it follows from may have been logged."""
 _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
@@ -80,6 +83,51 @@ def logged_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | Non
     return None
 
 
+def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
+    """Return the last words of the only process that did not lose the others, where each has its own file.
+
+    The last lines of others may only be of progress.
+    """
+    failed = {log.part_of(error.order) for error in errors.values()}
+    files: dict[int, list[Line]] = {}
+    for line in log.lines:
+        if line.task is not None or line.rank is not None or line.node is not None:
+            files.setdefault(line.part, []).append(line)
+    silent = [own for part, own in files.items() if part not in failed]
+    words = [(line, logged_error(line.text)) for own in silent if (line := _last_words(own)) is not None]
+    logged = [(line, text) for line, text in words if text is not None and not goes_on_without(text)]
+    if len(logged) == 1:
+        line, text = logged[0]
+    elif len(words) == 1 and not logged and is_last_word(log, words[0][0]):
+        line = words[0][0]
+        text = f'its output ends with "{line.text.strip()[:WORDS_LIMIT]}"'
+    else:
+        return None
+    rank = log.rank_of(line)
+    error = record(unused(errors) if rank is None else rank, "exit", text, line.number)
+    return replace(error, node=log.node_of(line)), line.text
+
+
+def said_before(log: AttemptLog, number: int) -> Line | None:
+    """Return the last ordinary line of no known rank before a line, if it may be why a process ended."""
+    before = [line for line in log.lines if line.number < number][-BEFORE_OTHERS:]
+    line = _last_words([line for line in before if line.number not in log.covered])
+    known = line is None or _rank_of(log, line, 60) is not None or log.part_of(number) != line.part
+    return None if line is None or known or not is_last_word(log, line) else line
+
+
+def is_last_word(log: AttemptLog, line: Line) -> bool:
+    """Whether no other line has the form of this one, as those of progress have."""
+    form = _DIGITS.sub("#", line.text)
+    alone = sum(_DIGITS.sub("#", other.text) == form for other in log.lines) == 1
+    return alone and not works(line.text) and not says_completed(line.text) and not went_on(line.text)
+
+
+def _last_words(lines: Sequence[Line]) -> Line | None:
+    last = next((line for line in reversed(lines) if line.text == GAP or not is_aftermath(line.text)), None)
+    return None if last is None or last.text == GAP or works(last.text) else last
+
+
 def was_survived(log: AttemptLog, end: End) -> bool:
     """Return whether output follows a shell's word on a signal to a process that it does not name."""
     return end.by == "shell" and end.pid is None and log.between(end.number, log.lines[-1].number + 1) > 0
@@ -95,4 +143,4 @@ def _is_output(log: AttemptLog, line: Line) -> bool:
     return line.number not in log.covered and not is_aftermath(line.text) and logged_error(line.text) is None
 
 
-__all__ = ["earlier_end", "logged_before", "not_started", "unused", "was_survived"]
+__all__ = ["earlier_end", "logged_before", "not_started", "said_before", "silent_end", "unused", "was_survived"]
