@@ -36,7 +36,8 @@ _FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w
 _GRAPH_BREAK, _DETAIL = re.compile(r" {2}Explanation: "), re.compile(r" {1,2}\S")
 # Of a logger, a warning, an interpreter or library at its end: never a message's further line.
 _RECORD = re.compile(
-    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|\S{1,400}:\d+: \w*Warning: |sys:1: |Exception ignored |wandb: |\[[WI]\d{4} "
+    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|\S{1,400}:\d+: \w*Warning: |sys:1: |Exception ignored |wandb: "
+    r"|\[[WI]\d{4} |(?i:job|run) (?:finished|ended) at "
 )
 RELATION_LINES, PROSE_LINES = 8, 6
 _PROSE = re.compile(

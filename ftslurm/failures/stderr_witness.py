@@ -61,6 +61,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
 _LAUNCHER = (
     r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
     r"\[[\d :,-]{10,30}\] \[\w+\] \[(?:launch|runner)\.py:\d+:\w+\]|pdsh@\S+: |"
+    r"ERROR:composer\.cli\.launcher|Global rank \d+ \(PID \d+\) exited|Waiting up to \d+ seconds for all training|"
     r".{0,80}Killing subprocess \d+|.{0,160}Sending process \d+ closing signal|"
     r".{0,160}Terminating process \d+ via signal"
 )

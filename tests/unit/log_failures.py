@@ -235,7 +235,7 @@ def more_failures(rng: random.Random) -> list[Failure]:
         Failure("exit text", "cannot read config.yaml: the key 'lr' is missing\n", 1, ("'lr' is missing",)),
         Failure("usage", usage, 2, ("unrecognized arguments: --wramup 10",), early=True),
         Failure("hydra", hydra, 1, ("KeyError: 'optimizer'",), ("setup.py", n)),
-        Failure("child", tar, 1, ("status 2",), ("data.py", n)),
+        Failure("child", tar, 1, ("status 2", "Cannot open: No such file"), ("data.py", n)),
         Failure("loader killed", killed, 1, ("killed by signal: Killed", "worker was killed"), None),
         Failure("hub", hub, 1, ("429",), ("tokens.py", n), early=True),
         Failure("port", traceback(port, MAIN, (f"{USER}/train.py", n, "main", "dist.init_process_group('nccl')"), init), 1,

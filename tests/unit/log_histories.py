@@ -517,7 +517,12 @@ class Writer:
             )
             log.files[name] = first + "JOB REQUEUE ***\n" + banner + log.files[name]
             log.history.append("requeued")
-        if name and log.failure is not None and log.failure.name not in ("exit text", "logged error") and self.rng.random() < 0.15:
+        if (
+            name
+            and log.failure is not None
+            and log.failure.name not in ("exit text", "logged error")
+            and self.rng.random() < 0.15
+        ):
             log.files[name] += (
                 f"slurmstepd: error: *** JOB {self.job} ON gpu11 CANCELLED AT 2026-11-21T12:00:00 DUE TO TIME "
             )
@@ -551,7 +556,7 @@ def logs(seed: int, number: int) -> list[Log]:
             if launch == "unlabelled_mix":
                 kinds = [each for each in failures(rng) if each.code == 1 and each.name not in ("group", "loader")]
             elif launch in WITHOUT_ENDS:
-                kinds = [each for each in kinds if each.text]
+                kinds = [each for each in kinds if each.text.count("\n") > 2]
             elif launch == "spawn":
                 # A process passes its traceback on as Python prints it.
                 kinds = [each for each in kinds if each.name not in REWRITTEN]

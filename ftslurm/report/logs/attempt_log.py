@@ -290,7 +290,8 @@ class _Labels:
 
     def excludes(self, local: int) -> bool:
         """Whether a local rank cannot be the rank, because this is not the log of the first node."""
-        return bool(self.ranks) and min(self.ranks) > local
+        equal = any(place[:2] == (None, None) and place[2] in ranks for place, ranks in self.by_local.items())
+        return bool(self.ranks) and min(self.ranks) > local and not equal
 
 
 def of_launcher(file: str) -> bool:

@@ -256,10 +256,10 @@ class Finder:
         at = bisect_left(own, each.begin, key=number_of)
         without = at > 0 and _INSTEAD.search(own[at - 1].text) is not None
         return without and any(
-            other.begin > each.end and other.headline != each.headline
+            self._log.between(each.end, other.begin) > 0 and other.headline != each.headline
             for _, raised in self._log.raised
             for other in raised
-            if not self._by_launcher(other)
+            if other.begin > each.end and not other.ignored and not self._by_launcher(other)
         )
 
     def _was_tried_again(self, each: Raised, own: Sequence[Line]) -> bool:

@@ -10,6 +10,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import links
+from ftslurm.failures.stderr_witness import goes_on_without
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
@@ -114,7 +115,7 @@ class Matcher:
         if line is None:
             return
         text = logged_error(line.text)
-        if text is None:
+        if text is None or goes_on_without(text):
             self.said = line.text.strip()[:WORDS_LIMIT]
             return
         if is_cascade(known):

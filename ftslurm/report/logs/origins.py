@@ -20,6 +20,8 @@ from ftslurm.report.logs.success import says_completed, works
 from ftslurm.report.logs.tracebacks import names_rank
 
 WORDS_LIMIT = 200
+_OF_RUNTIME = re.compile(r"\.(?:cc|cpp|h|hpp):\d+\]")
+"""In lines of the runtime of collectives, which tell of connections, too."""
 _DIGITS = re.compile(r"\d+")
 BEFORE_OTHERS = 40
 """Lines before the first consequence in which the error that it follows from may have been logged."""
@@ -113,7 +115,11 @@ def said_before(log: AttemptLog, number: int) -> Line | None:
     before = [line for line in log.lines if line.number < number][-BEFORE_OTHERS:]
     line = _last_words([line for line in before if line.number not in log.covered])
     known = line is None or _rank_of(log, line, 60) is not None or log.part_of(number) != line.part
-    return None if line is None or known or not is_last_word(log, line) else line
+    if line is None or known or _OF_RUNTIME.search(line.text[:WORDS_LIMIT]):
+        return None
+    text = logged_error(line.text)
+    is_reason = text is not None and not goes_on_without(text)
+    return line if is_reason or is_last_word(log, line) else None
 
 
 def is_last_word(log: AttemptLog, line: Line) -> bool:
