@@ -9,6 +9,7 @@ from ftslurm.failures.evidence import CAUSE, CONTEXT, HANDLED, MEMBER
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import EXIT
+from ftslurm.records.error import IN_LOG
 from ftslurm.text import cut_middle, duration, size
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
@@ -92,6 +93,8 @@ def _resource_lines(evidence: Evidence, cause: Cause, resources: HostResources) 
 def _memory(evidence: Evidence, resources: HostResources) -> list[str]:
     lines: list[str] = []
     oom = resources.oom
+    if oom is not None and oom.source == IN_LOG:
+        return []  # the line itself is quoted
     if oom is None:
         lines.append(f"cgroup: no out-of-memory counter could be read, {_UNKNOWN}")
     elif oom.recent:

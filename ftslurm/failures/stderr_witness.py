@@ -107,7 +107,8 @@ _WENT_ON = re.compile(
     r"|(skipp|retry|retri|continu|ignor|resum|recover|fall(ing)? ?back|restor|re-?start))"
 )
 _GOES_ON = re.compile(
-    r"(?i)\b(retrying|(will|to) retry|continuing|skipping|ignoring|falling back|resuming|using (the )?defaults?)\b"
+    r"(?i)\b(retrying|(will|to) retry|entering retry loop|continuing|skipping|ignoring|falling back|resuming)\b"
+    r"|\busing (the )?defaults?\b"
     r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
     # What a program does instead, after what failed: "cache not readable, rebuilding".
     r"|[,;] (?:now )?(?:re(?!ad|ce|po|nd|q|fus|ject|main|ly|sult|ferr|gard|j|al)\w{2,20}ing|using|switching|reverting"

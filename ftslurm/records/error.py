@@ -118,6 +118,10 @@ class Space:
         return self.total > 0 and self.least <= FULL * self.total
 
 
+IN_LOG = "the kernel's line in the log"
+"""The source of out-of-memory kills that are counted by lines of a log, beside which nothing was measured."""
+
+
 @dataclass(frozen=True)
 class OomKills:
     """The kernel's own count of out-of-memory kills in the cgroup of a worker and its agent.

@@ -14,7 +14,7 @@ from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.lines import GAP, Line, process, streams
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.reasons import watchdog_lines
-from ftslurm.report.logs.success import ends_well, works
+from ftslurm.report.logs.success import ends_well, has_fitted, works
 from ftslurm.report.logs.tracebacks import HEADER, names_rank, tracebacks
 
 TAIL_LINES = 400
@@ -168,7 +168,7 @@ class AttemptLog:
         rest_ends_well = ends_well(rest, sole=False)
         return rest_ends_well or any(
             line.number not in self.covered
-            and (works(line.text) or (went_on(line.text) and not is_aftermath(line.text)))
+            and (works(line.text) or has_fitted(line.text) or (went_on(line.text) and not is_aftermath(line.text)))
             for line in rest
         )
 

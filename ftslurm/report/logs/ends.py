@@ -227,7 +227,8 @@ class _Reader:
             self.processes += rows
         elif _may_be_kernel(text) and (found := _KERNEL.search(text)):
             kind = next(name for name in ("cgroup", "host", "xid", "mce", "disk", "io") if found[name])
-            self.kernel.append(Kernel(line.number, found[0], kind))
+            of_memory = kind in ("cgroup", "host")
+            self.kernel.append(Kernel(line.number, text.strip()[:300] if of_memory else found[0], kind))
         elif "job killed" in text and (found := _BATCH_SYSTEM.match(text)):
             state = "TIMEOUT" if found["pbs"] or found["lsf"] else "CANCELLED"
             why = f"the batch system ended the job: {found['text'].strip()}"

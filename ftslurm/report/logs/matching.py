@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
@@ -41,6 +42,8 @@ from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
 _CHILD_KILLED = re.compile(r"killed by signal: Killed|exited unexpectedly|terminated abruptly|SIGKILL")
+QUOTED = 12
+"""Characters from which on a message that another one contains is the same by no chance."""
 CLOCK_DOUBT_S = 2
 """Between the clocks of two nodes."""
 
@@ -162,7 +165,8 @@ class Matcher:
 
     def _match_unnamed(self, unnamed: list[Found], ends: dict[int, End]) -> None:
         """Give the reasons of unknown ranks to the ranks that ended so, where that is certain."""
-        unnamed = self._match_files([each for each in unnamed if not self._is_of_aborted(each)], ends)
+        unnamed = [each for each in unnamed if not (self._is_of_aborted(each) or self._is_of_raised(each))]
+        unnamed = self._match_files(unnamed, ends)
         in_table = {rank: end for rank, end in ends.items() if end.raised is not None}
         for rank, end in in_table.items():
             assert end.raised is not None
@@ -189,15 +193,19 @@ class Matcher:
         others = [each for each in unnamed if kind_of(each.thing) != "signal"]
         # With tracebacks of others between them, the rank whose end was noticed first may be one of the others.
         alone = len(others) == len(exits)
+        torn = exits
+        if len(alike) > 1 and (whole := _least_torn(exits)):
+            exits, alike = whole, {headline_of(whole[0].thing)}
         several = exits and (len(exits) >= len(by_exit) or self._copies(exits[0]) >= len(by_exit))
         # As many as ended by an exception printed the same: they failed alike, whatever that follows from.
         all_alike = len({headline_of(each.thing) for each in others}) == 1 and len(others) >= len(by_exit) > 1
         if not exits and all_alike and {end.code for end in by_exit.values()} == {1}:
             exits, alike, alone, several = others, {headline_of(others[0].thing)}, True, True
+            torn = exits
         if by_exit and len(alike) == 1 and alone and (len(by_exit) == 1 or several):
             for rank, end in by_exit.items():
                 self._give(exits[0], rank, end)
-            unnamed = [each for each in unnamed if each not in exits]
+            unnamed = [each for each in unnamed if each not in torn]
         else:
             # An exception that nothing catches gives exit code 1.
             for rank, end in by_exit.items():
@@ -287,6 +295,14 @@ class Matcher:
         self.errors[rank] = error_of(self._log, each.thing, rank, self.errors[rank].node)
         self.tails[rank] = each.tail
         return True
+
+    def _is_of_raised(self, each: Found) -> bool:
+        """Whether an abort is of a rank that is known to have raised what it quotes."""
+        if not isinstance(each.thing, Reason) or each.thing.signal != "SIGABRT":
+            return False
+        raised = (error.exception for rank, error in self.errors.items() if rank >= 0)
+        texts = (exception.message.split("\n", 1)[0].strip() for exception in raised if exception is not None)
+        return any(len(text) >= QUOTED and text in each.thing.message for text in texts)
 
     def _others_stopped(self) -> bool:
         """Whether the log begins within a traceback, and torchrun stopped ranks: what follows may be one of these's."""
@@ -392,6 +408,23 @@ class Matcher:
 def _first_line(raised: Raised) -> str:
     # Of an empty one, the type.
     return raised.exception.message.strip().split("\n", 1)[0] or raised.exception.type
+
+
+def _least_torn(found: Sequence[Found]) -> list[Found]:
+    """Return those of equal exceptions that most ranks raised at one place, if ranks that write at once tore the rest.
+
+    The first one has a usual number of frames: of two ranks in one traceback there are more, of a part of one fewer.
+    """
+    raised = [(each, each.thing) for each in found if isinstance(each.thing, Raised)]
+    if len(raised) < len(found) or len({_first_line(thing) for _, thing in raised}) > 1:
+        return []
+    (usual, count), *_ = Counter(headline_of(thing) for _, thing in raised).most_common(1)
+    if count * 2 <= len(raised):
+        return []
+    frames = sorted(len(thing.exception.frames) for _, thing in raised)
+    middle = frames[len(frames) // 2]
+    there = [(each, thing) for each, thing in raised if headline_of(thing) == usual]
+    return [each for each, _ in sorted(there, key=lambda pair: abs(len(pair[1].exception.frames) - middle))]
 
 
 def _is_thrown(each: Found, crash: Found) -> bool:

@@ -9,7 +9,7 @@ from ftslurm.failures.causes import classify
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.reason import CUT, reason
 from ftslurm.failures.traceback_text import open_frames
-from ftslurm.records.error import ExceptionRecord, HostResources, OomKills
+from ftslurm.records.error import IN_LOG, ExceptionRecord, HostResources, OomKills
 from ftslurm.report.facts import RankError
 from ftslurm.report.failed_worker import evidence_of, failed_worker_of
 from ftslurm.report.logs.attempt_log import AttemptLog
@@ -128,9 +128,9 @@ def with_memory(log: AttemptLog, error: RankError) -> RankError:
         return error
     at_limit = any(each.kind == "cgroup" for each in kills)
     total = None if at_limit else 100
-    oom = OomKills(len(kills), len(kills), source="the kernel's line in the log", at_limit=at_limit)
+    oom = OomKills(len(kills), len(kills), source=IN_LOG, at_limit=at_limit)
     resources = HostResources(oom=oom, memory_total=total, least_available=None if at_limit else 0)
-    return replace(error, host_resources=resources, quotes=(*error.quotes, kills[0].text[:300]))
+    return replace(error, host_resources=resources, quotes=(*error.quotes, kills[-1].text))
 
 
 def is_cascade(error: RankError) -> bool:

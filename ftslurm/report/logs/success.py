@@ -74,6 +74,11 @@ def step_of(text: str) -> int | None:
     return int(found[1] or found[2]) if found is not None else None
 
 
+def has_fitted(text: str) -> bool:
+    """Whether Lightning says by this line that its training has come to its end."""
+    return _FITTED.search(text) is not None
+
+
 def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
     """Whether the last words of a program are that it has done its work; of several ranks, of any.
 
@@ -94,4 +99,4 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
     return False
 
 
-__all__ = ["ends_well", "says_again", "says_completed", "says_zero", "step_of", "tests_passed", "works"]
+__all__ = ["ends_well", "has_fitted", "says_again", "says_completed", "says_zero", "step_of", "tests_passed", "works"]

@@ -52,6 +52,7 @@ _CAUGHT = re.compile(
 _REMOTE = re.compile(rf"{re.escape(HEADER)}{REMOTE}(?P<process>.+?)(?:, rank (?P<rank>\d{{1,6}}))?$")
 _OF_LOGGER = re.compile(r"(?:\S{1,40} ){0,3}\W?(?:INFO|DEBUG|WARNING)\b")
 _C10D = re.compile(r"\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]")
+_OF_STACK = re.compile(r"\s*$|Exception raised from |frame #\d")  # native, below a line of torch's C++ code
 _OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
 _FATAL = re.compile(r"Fatal Python error: (.{1,100})$")
 SIGNALS = {
@@ -119,7 +120,7 @@ def tracebacks(lines: Sequence[Line]) -> list[Raised]:
     begins = any(": " in line.text for line in lines[:CUT_LINES])
     if not by_hook and not begins and not any(map(_is_of_traceback, lines)):
         return []
-    sorted_out = [line for line in lines if not _C10D.match(line.text)] if by_hook else untangled(lines)
+    sorted_out = _without_runtime(lines) if by_hook else untangled(lines)
     found: list[Raised] = []
     for is_gap, group in groupby(sorted_out, lambda line: line.text == GAP):
         part = [] if is_gap else list(group)
@@ -131,6 +132,17 @@ def tracebacks(lines: Sequence[Line]) -> list[Raised]:
             end = each.end
     found = found or (_without_frames(sorted_out) if by_hook else [])
     return [replace(each, by_hook=True) for each in found] if by_hook else found
+
+
+def _without_runtime(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines without those of torch's C++ code, and without the native stacks in these."""
+    kept: list[Line] = []
+    inside = False
+    for line in lines:
+        inside = _C10D.match(line.text) is not None or (inside and _OF_STACK.match(line.text) is not None)
+        if not inside:
+            kept.append(line)
+    return kept
 
 
 def _is_by_hook(lines: Sequence[Line]) -> bool:

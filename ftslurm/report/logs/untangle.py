@@ -88,6 +88,7 @@ class _Sorter:
         self.done: list[Line] = []
         self.others: list[Line] = []  # lines of others while a traceback is open
         self.closed = -1  # the last line of the last complete traceback
+        self.introduces: Line | None = None  # the last line of a message that goes on in lines with a tab before them
         self.ended: dict[str, set[str]] = {}  # the last frames of tracebacks, by their last line
 
     def add(self, i: int, line: Line) -> None:
@@ -110,6 +111,11 @@ class _Sorter:
 
     def part(self, i: int, line: Line) -> None:
         """Give a line to the traceback that it belongs to."""
+        if line.text.startswith("\t") and self.introduces is not None:
+            # Of a message whose first line another rank's lines have followed.
+            self.done.insert(1 + self.done.index(self.introduces), line)
+            self.introduces = line
+            return
         for each in self.candidates(line.text):
             text = each.body(line.text)
             if _FRAME.match(text):
@@ -125,6 +131,7 @@ class _Sorter:
                 each.add(i, line, text)
                 self.closed = i
                 self.close([each])
+                self.introduces = line if text.rstrip().endswith(":") else self.introduces
                 return
             else:
                 continue
