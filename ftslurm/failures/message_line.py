@@ -14,6 +14,7 @@ LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
 # Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
+_OF_QUEUE_PAIR = re.compile(r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?")
 _CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>[^\n]{1,400})")
 _GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
 # Of inductor's compiler of C++.
@@ -33,6 +34,10 @@ _FINGERPRINT = (
     r"Rank (?P<rank{0}>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<number{0}>\d+),? ?)?"
     r"OpType=(?P<name{0}>\w+)(?:, TensorShape=(?P<shape{0}>\[[^\]]{{0,60}}\]))?"
 )
+# Of HDF5, behind what was tried.
+_HDF5 = re.compile(r"name = '(?P<name>[^']{1,400})', errno = \d+, error message = '(?P<why>[^']{1,200})'[^)\n]{0,80}")
+# Of torch before 2.4: a line for each family of addresses.
+_BOUND = re.compile(r"The server socket has failed to bind to \S{1,60}?:(?P<port>\d{1,5}) \(errno: 98\b")
 _MISMATCH = re.compile(
     rf"Detected mismatch between collectives on ranks?\. {_FINGERPRINT.format(1)}"
     rf"(?:.{{0,2000}}?, but {_FINGERPRINT.format(2)})?",
@@ -119,6 +124,7 @@ def message_line(message: str) -> str:
     if child is not None:
         end = f"died with {child['signal']}" if child["signal"] else f"exit status {child['status']}"
         return f"{end} of the command {cut_middle(child['command'], _COMMAND_LIMIT)}"
+    text = _HDF5.sub(lambda found: f"{found['name']}: {found['why']}", text)
     text = _CALLING.sub("", _NATIVE.sub("", _BOILERPLATE.sub("", text)))
     if len(text) > _SHORT and "\n" not in text:
         return _without_advice(_SEE_ALSO.sub("", text))
@@ -128,7 +134,8 @@ def message_line(message: str) -> str:
     last = last_error(text)
     if last:
         found = _NCCL.search(text)
-        head = f"NCCL error: {found['what']} (NCCL {found['version']})" if found else first.rstrip(" :")
+        what = found["what"].replace(" (run with NCCL_DEBUG=INFO for details)", "") if found else ""
+        head = f"NCCL error: {what} (NCCL {found['version']})" if found else first.rstrip(" :")
         return f"{head}: {last}"[:LIMIT]
     by_cann = _CANN.search(rest)
     if by_cann is not None:
@@ -176,6 +183,9 @@ def _without_advice(text: str) -> str:
 
 def _within(text: str) -> str:
     """Return the reason from the middle of a long message of a runtime; empty: it is none of these."""
+    bound = _BOUND.search(text)
+    if bound is not None:
+        return f"port {bound['port']} is in use (EADDRINUSE)"
     gaudi = _GAUDI.search(text)
     built = _BUILT.search(text) if "\nOutput:\n" in text else None
     traced = _EXPLANATION.match(text)
@@ -263,7 +273,7 @@ def last_error(message: str) -> str:
         return ""
     lines = [line.strip() for line in found["text"].split("\n") if line.strip()]
     ends = next((i for i, line in enumerate(lines) if line.startswith(("Exception raised from", "frame #"))), None)
-    text = "; ".join(lines[:ends])
+    text = _OF_QUEUE_PAIR.sub("", "; ".join(lines[:ends]))
     return "" if text.startswith("Unknown NCCL Error") else text
 
 

@@ -66,7 +66,7 @@ _LAUNCHER = (
     r".{0,160}Terminating process \d+ via signal"
 )
 # Of libraries and scripts at a program's end.
-_CLOSING = re.compile(r"wandb: |Exception ignored in|(?i:job|run|script) (?:finished|ended) at ")
+_AT_END = re.compile(r"wandb: |Exception ignored in|(?i:job|run|script) (?:finished|ended) at ")
 # Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
 _AFTERMATH = re.compile(
     r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
@@ -197,7 +197,7 @@ def last_line(text: str) -> str:
     """Return the last line of an output that says something, as far as that can be told; empty: none near the end."""
     for line in reversed(output_lines(text)[-LAST_LINES:]):
         bare = RANK_PREFIX.sub("", line)
-        if not bare.strip() or bare[0].isspace() or _CLOSING.match(bare):
+        if not bare.strip() or bare[0].isspace() or _AT_END.match(bare):
             continue
         if "Warning: " not in bare and not _PROGRESS.match(bare):
             return "" if _STEP.search(bare) and not _STOPS.search(bare) else bare

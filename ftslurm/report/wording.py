@@ -37,6 +37,8 @@ _OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
 _RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
 _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
+# Types that say nothing.
+_TYPE_BEHIND = re.compile(r"(?<= \()(?:Runtime|DistBackend)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?")
 _BEHIND_TYPE, _END = 12, 24
 # What was raised because of a failure, or after it, comes second.
 _SECOND = re.compile(
@@ -305,6 +307,9 @@ def shortened(text: str, room: int) -> str:
         if left >= _END:
             return f"{both['first']} ({cut_middle(both['second'], left)}){both['end']}"
         return shortened(f"{both['first']}{both['end']}", room)
+    if len(text) > room:
+        # The title of a known cause says as much as the type of its exception.
+        text = _TYPE_BEHIND.sub("", text, count=1)
     if len(text) <= room:
         return text
     begin = text.find(" (") + 2

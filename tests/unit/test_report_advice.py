@@ -58,7 +58,7 @@ def test_a_loaders_bus_error_claims_no_full_dev_shm_and_its_boilerplate_is_no_pa
     cause, text = told(observed(run.fail(2, gone), 2).log(2, handler))
     assert cause["cause"] == "dataloader-bus"
     first = text.partition(" in round 1")[0].partition(" at ")[0]
-    assert first.startswith("job-123 FAILED: rank 2 on n2: a DataLoader worker died of a bus error (RuntimeError:")
+    assert first.startswith("job-123 FAILED: rank 2 on n2: a DataLoader worker died of a bus error (DataLoader")
     assert first.endswith("killed by signal: Bus error.))")
     assert "Memory and /dev/shm were not short" in cause["advice"]
 
