@@ -119,7 +119,7 @@ UNRESOLVED = r"cannot be retrieved \(gai error|[Nn]ame or service not known|fail
 
 def unresolved(e: Evidence) -> bool:
     """Match a master that was not reached because its name has no address, by torch's warnings before."""
-    of_client = e.by_distributed and "client socket" in e.message
+    of_client = "client socket has " in e.message and (e.by_distributed or e.exception == "TimeoutError")
     return of_client and re.search(UNRESOLVED, e.tail) is not None
 
 

@@ -26,7 +26,7 @@ from ftslurm.text import cut_middle
 LIMIT = 256 * 1024  # characters of the text's end that are read
 TEXT_LIMIT = 500  # characters of the line
 CLOSING_LINES = 10  # after the reason, of the program's own end
-FEW_LINES = 4
+FEW_LINES, COMPILER_LINES = 4, 12
 DUMP_LINES = 200
 LAST_LINES = 6
 MESSAGE_LINES = 40  # of an exception's text, which need not be indented
@@ -127,6 +127,7 @@ _TROUBLE = re.compile(
     r"(?i)\b(?:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable|invalid|not found"
     r"|no such|unknown|unreachable|timed out|exceeded)\b"
 )
+_COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S")
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
 _RUNTIME = re.compile(
@@ -219,8 +220,14 @@ def error_before(text: str, exception: str) -> str:
     """
     lines = output_lines(text)
     own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
+    if own is None:
+        return ""
+    above = lines[max(0, own.first - COMPILER_LINES) : own.first]
+    by_compiler = next((line for line in above if _COMPILER.match(line)), None)
+    if by_compiler is not None:
+        return by_compiler
     found: list[str] = []
-    for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first] if own is not None else ()):
+    for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
         if not _TROUBLE.search(line) or _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line):
             break
         found.insert(0, line)

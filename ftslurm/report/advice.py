@@ -38,7 +38,7 @@ _LARGE = 0.5
 _OWN_MEMORY = re.compile(r"this process has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
 _OTHERS_MEMORY = re.compile(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
 _TORCH_SYMBOL = re.compile(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
-_LOCAL_RANK = re.compile(r"unrecognized arguments: .{0,200}--local[-_]rank\b")
+_LOCAL_RANK = re.compile(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
@@ -204,10 +204,10 @@ def _import(worker: FailedWorker, same: Alike | None, attempt: Attempt | None) -
 
 
 def _arguments(stderr: str, attempt: Attempt | None) -> str | None:
-    if _LOCAL_RANK.search(refusal(stderr)) is not None:
+    if (refused := _LOCAL_RANK.search(refusal(stderr))) is not None:
         return (
-            "The launcher adds --local_rank to the arguments: accept it, or use torchrun or ftslurm, whose ranks read"
-            " LOCAL_RANK."
+            f"The launcher adds {refused['option']} to the arguments: accept it, or use torchrun or ftslurm, whose"
+            " ranks read LOCAL_RANK."
         )
     if attempt is None:
         return None

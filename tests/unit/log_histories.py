@@ -209,7 +209,8 @@ class Writer:
         def label(rank: int) -> str:
             return f"[rank{rank}]: "
 
-        own = self.labelled(failure.text, label(self.victim)) if failure.code == 1 else failure.text
+        raised = failure.code == 1 and "Traceback" in failure.text
+        own = self.labelled(failure.text, label(self.victim)) if raised else failure.text
         mixed = _interleaved(self.rng, own.splitlines(True), self.cascades(label).splitlines(True))
         text = self.head() + self.before(failure) + mixed + failure.slurm
         return Log("torch's hook", {f"train_{self.job}.log": text + self.step_end(failure.code)}, self.victim,

@@ -61,6 +61,8 @@ _DEEPSPEED = re.compile(
     r"\[launch\.py:\d+:\w+\] .{0,6000}?(?:--local_rank=(?P<last>\d{1,5}).{0,6000})?"
     r"exits (?:with return code = (?P<code>-?\d{1,3})|with non-zero)"
 )
+# Of a command that did not start on a node; of others, what they started tells its end.
+_PDSH = re.compile(r"pdsh@\S{1,80}: (?P<node>[\w.-]{1,80}): ssh exited with exit code (?P<code>126|127|255)$")
 _SPAWN = re.compile(
     r"(?:ProcessExitedException|^Exception): process (?P<rank>\d{1,6}) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
@@ -334,6 +336,8 @@ def _by_launcher(line: Line, after: str) -> End | None:
 
 def _by_shell(line: Line) -> End | None:
     text = line.text.strip()
+    if "ssh exited with exit code" in text and (found := _PDSH.search(text)):
+        return _end(line, "pdsh", found["code"], node=found["node"])
     found = _SHELL.match(text) if text[:1].isdigit() or ": line " in text else None
     if found is not None:
         named = _RANK_GIVEN.search(text)

@@ -28,7 +28,7 @@ from ftslurm.report.logs.tracebacks import Raised, crashes, is_logged_error, nam
 
 CLOSING_LINES = 15
 """Lines that a program may print between the traceback that ends it and its end."""
-CHILD_LINES = 3
+CHILD_LINES = 12
 BEFORE_OTHERS = 40
 """Lines of other ranks between a traceback and the moment at which they notice the end of its process."""
 SILENT_LINES = 100
@@ -272,7 +272,7 @@ class Finder:
         # The last traceback of a log may be another one than what was skipped or tried again before.
         rest = self._log.lines[bisect_right(self._log.lines, each.end, key=number_of) :]
         other = _SKIPPED.search(own[at - 1].text) or own[at - 1].text.startswith("wandb: ")
-        return not (other and all(is_aftermath(line.text) for line in rest))
+        return not (other and all(is_aftermath(line.text) or line.number in self._log.covered for line in rest))
 
     def _works_between(self, own: Sequence[Line], begin: int, end: int) -> bool:
         """Whether a program's progress is between two lines."""

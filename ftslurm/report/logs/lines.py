@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?:]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x0
 _SHOWN_ESCAPE = re.compile(r"\^\[\[[0-9;]{0,20}[A-Za-z]")  # as some viewers show it
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
 _TASK = re.compile(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
-_HOST = re.compile(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?): ")
+_HOST = re.compile(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?|(?:\d{1,3}\.){3}\d{1,3}): ")
 _HOST_RANK = re.compile(r"\[((?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5}))\]:")  # of Intel MPI's patterns
 _OWN = re.compile(
     r"\[rank(?P<rank>\d{1,6})\]: ?"

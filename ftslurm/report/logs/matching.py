@@ -258,8 +258,9 @@ class Matcher:
         """Return the ends of ranks that the launcher stopped, if as many ranks as there are printed the same reason."""
         rows = {end.rank: end for end in self._log.ends.processes if end.by == "table" and end.rank is not None}
         # What follows from another failure is of the ranks of other nodes.
-        alike = len({headline_of(each.thing) for each in unnamed if not self._follows(each)}) == 1
-        alike = alike and len(unnamed) == len(rows)
+        primary = [each for each in unnamed if not self._follows(each)]
+        alike = len({headline_of(each.thing) for each in primary}) == 1
+        alike = alike and len(primary) == len(rows)
         codes = {end.code for end in ends.values()}
         if not alike or not ends or len(codes) != 1 or codes & {None}:
             return {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.report.facts import LogTail, Problem, RankError, RoundFiles, RoundNode, Worker, read_error
+from ftslurm.report.facts import UNNAMED, LogTail, Problem, RankError, RoundFiles, RoundNode, Worker, read_error
 from ftslurm.report.logs.end import End, Ends
 from ftslurm.report.logs.files import Output, excerpt_of, folders, is_output, mtime_ns, outputs
 from ftslurm.report.logs.judging import judge
@@ -177,17 +177,19 @@ def _round(
     tails: dict[int, tuple[LogTail, ...]] = {}
     unknown = UNKNOWN
     for run, group, first in zip(runs, groups, firsts, strict=True):
+        # The name of a folder stands for its node where there are several.
+        node = run.name if len(runs) > 1 else UNNAMED
         workers = []
         for each in group:
             problems += each.problems
             rank = unknown if first is None else first + each.local_rank
             unknown -= first is None
             end = _end_of(each, rank, ends, sole=len(runs) == 1)
-            error = _error(each, rank, run.name, end)
+            error = _error(each, rank, node, end)
             if error is not None:
                 errors[rank], tails[rank] = error, each.tails
             workers.append(worker_of(rank, each.local_rank, error))
-        nodes.append(round_node(attempt + 1, run.name, workers))
+        nodes.append(round_node(attempt + 1, node, workers))
     world = len(all_ranks)
     whole = sorted(w.rank for n in nodes for w in n.workers) == list(range(world))
     nodes = [replace(node, world_size=world if whole else None) for node in nodes]
