@@ -135,12 +135,12 @@ class Writer:
             text += self.labelled(self.rng.choice(NOISE).replace("{rank}", str(rank)), label(rank))
         return text + ("" if failure.early else self.steps(self.rng.randrange(2, 30), label, 20))
 
-    def step_end(self, code: int) -> str:
-        """Return what srun prints when a task ends, and ends the others."""
+    def step_end(self, code: int, *, named: bool = False) -> str:
+        """Return what srun prints when a task ends, and perhaps ends the others; ``named``: these printed their ranks."""
         node, task = self.node(self.victim), self.victim
         how = f"Exited with exit code {code}" if code > 0 else SIGNALS[code]
         lines = [f"srun: error: {node}: task {task}: {how}\n"]
-        if self.rng.random() < 0.7:
+        if named or self.rng.random() < 0.7:
             lines += [
                 f"srun: Terminating StepId={self.job}.0\n",
                 f"slurmstepd: error: *** STEP {self.job}.0 ON gpu11 CANCELLED AT 2026-11-21T10:07:00 ***\n",
@@ -213,7 +213,7 @@ class Writer:
         own = self.labelled(failure.text, label(self.victim)) if raised else failure.text
         mixed = _interleaved(self.rng, own.splitlines(True), self.cascades(label).splitlines(True))
         text = self.head() + self.before(failure) + mixed + failure.slurm
-        return Log("torch's hook", {f"train_{self.job}.log": text + self.step_end(failure.code)}, self.victim,
+        return Log("torch's hook", {f"train_{self.job}.log": text + self.step_end(failure.code, named=True)}, self.victim,
                    self.node(self.victim), failure)  # fmt: skip
 
     def torchrun_two_nodes(self, failure: Failure) -> Log:
