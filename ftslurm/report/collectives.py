@@ -15,7 +15,7 @@ from ftslurm.collectives import phrases
 from ftslurm.collectives.finding import ABORTED, LEFT, Aborted, Finding, Party
 from ftslurm.collectives.judgement import APART, CYCLE, NOTHING, Judgement, judge
 from ftslurm.dataclasses import replace
-from ftslurm.monitor.stack_classifier import WAITS, WORKS
+from ftslurm.monitor.stack_classifier import ENDS, WAITS, WORKS
 from ftslurm.monitor.triage import COLLECTIVES, Group, Triage, describe, is_held, with_suspects
 from ftslurm.records.error import Frame
 from ftslurm.report.facts import RoundFiles, Worker
@@ -50,7 +50,8 @@ def judge_collectives(
     if not any(one.problem is None for one in files.collectives.values()):
         return None
     by_stack = triage.groups if triage is not None else ()
-    elsewhere = _failed_in_unrecorded(files)
+    # A script that has ended has left its newest call, whatever ended the rank while it was asked.
+    elsewhere = _failed_in_unrecorded(files) | _ranks_that(by_stack, ENDS)
     over = _asked_after_failure(files, failed_by_others)
     mismatched = {each.rank for each in failed if each.cause.name == MISMATCH}
     return judge(

@@ -163,6 +163,8 @@ def _exception(kind: str, error: RankError | None, summary: Failure | None) -> E
     return ExceptionRecord(name, module, match[2])
 
 
+STUCK = "nccl-stuck"
+"""Cause of an abort by a thread of torch's that found the main thread, or what that calls, stuck."""
 _DUMP = re.compile(r"(?m)^(?:Fatal Python error: .*\n(?:.*\n){0,3})?Current thread 0x\w+")
 _GLUED = re.compile(r"(?<=[^\s\"'`:(])(?=terminate called (?:after throwing|without an active|recursively))")
 _BAR = re.compile(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
@@ -177,13 +179,25 @@ def _frames(exception: ExceptionRecord | None, traceback: str | None, stacks: st
     if stacks:
         # faulthandler: innermost first, and the thread that crashed is the "current" one.
         _, _, current = stacks.rpartition("Current thread ")
-        frames = _frames_in(current[:65536].split("\n\n", 1)[0])
-        if not frames:
-            # A thread of a library; the main thread is printed last, and has perhaps called it.
-            found = (_frames_in(block) for block in reversed(stacks[-65536:].split("\n\n")))
-            frames = next((each for each in found if each), [])
-        return tuple(reversed(frames[:100]))
+        return tuple(reversed(_frames_in(current[:65536].split("\n\n", 1)[0])[:100]))
     return ()
+
+
+def beside_crash(worker: FailedWorker) -> Frame | None:
+    """Return where the main thread was when a thread of a library crashed, which Python does not know; None: unknown.
+
+    It may have called that library.
+    """
+    if not worker.stacks or worker.frames or worker.signal is None:
+        return None
+    frames = _main_thread(worker.stacks)
+    return own_frame(frames) if frames else None
+
+
+def _main_thread(stacks: str) -> tuple[Frame, ...]:
+    """Return the frames of the main thread, which faulthandler prints last."""
+    found = (_frames_in(block) for block in reversed(stacks[-65536:].split("\n\n")))
+    return tuple(reversed(next((each for each in found if each), [])[:100]))
 
 
 def _frames_in(text: str) -> list[Frame]:
@@ -283,7 +297,10 @@ def judge(
     said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, survived, _stale(tails))
     judged = plain if said is None else _with_output(plain, said, stderr, rows)
     stacks = judged.stacks or by_stream.get("stacks") or _dumped(worker, stderr)
-    return replace(judged, stacks=stacks, frames=judged.frames or _frames(None, None, stacks))
+    frames = judged.frames or _frames(None, None, stacks)
+    if not frames and judged.cause.name == STUCK:
+        frames = _main_thread(stacks or "")
+    return replace(judged, stacks=stacks, frames=frames)
 
 
 def _dumped(worker: FailedWorker, stderr: str) -> str | None:

@@ -11,7 +11,7 @@ from ftslurm.records.error import ExceptionRecord
 from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same
 from ftslurm.report.facts import LogTail, RoundFiles
-from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.reported_before import FOLLOWING, one_reported_first, reported_before
 from ftslurm.report.wording import shortened
 
@@ -29,6 +29,14 @@ def dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
 
     found = (dead_thread(worker.rank, tail) for tail in tails)
     return [text for text in found if text][:1]
+
+
+def native_thread(worker: FailedWorker) -> list[str]:
+    """Return where the main thread was while a thread of a library crashed, by which its process ended."""
+    frame = beside_crash(worker)
+    if frame is None:
+        return []
+    return [f"a thread of a library crashed; the main thread was at {frame.place.rpartition('/')[2]}"]
 
 
 def reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[LogTail]) -> list[str]:

@@ -25,7 +25,7 @@ from ftslurm.report.lost_nodes import (
     unreachable_failure,
 )
 from ftslurm.report.named_ranks import named_first, odd_model
-from ftslurm.report.remarks import dead_thread_of, on_source, reported, while_handling
+from ftslurm.report.remarks import dead_thread_of, native_thread, on_source, reported, while_handling
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -328,6 +328,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *on_source(files, source, same, places),
             *collectives,
             *dead_thread_of(worker, tails),
+            *native_thread(worker),
             *reported(files, this.failed, tails),
             *consequence.last_words(worker, tails, survived),
         ),

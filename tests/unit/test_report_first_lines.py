@@ -197,3 +197,12 @@ def test_the_exit_line_is_the_fourth_at_the_latest_however_long_the_rest_is(tmp_
     assert lines[3] == "  no restarts; job exit code 1"
     assert lines[2].endswith("step 7, round 1")
     assert lines[4].startswith("  at about the same time: rank 2 on n2: ValueError")
+
+
+def test_a_crash_in_a_thread_of_a_library_has_no_place_but_tells_where_the_main_thread_was(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().fail(1, signal="SIGABRT", log="terminate called after throwing\n")
+    frame = '  File "/w/train.py", line 16 in main\n'
+    run.outputs[1, 1, "stacks"] = f"Fatal Python error: Aborted\n\nThread 0x7f2 (most recent call first):\n{frame}"
+    text = first_lines(run)
+    assert " at train.py:16" not in text.partition("main thread was")[0]
+    assert "a thread of a library crashed; the main thread was at train.py:16 in main" in " ".join(text.split())
