@@ -98,6 +98,11 @@ class Evidence:
         return self.host_resources.own_limit if self.host_resources else None
 
     @property
+    def file_limit(self) -> int | None:
+        """The limit of the size of its files, in bytes."""
+        return self.host_resources.file_limit if self.host_resources else None
+
+    @property
     def cpu_limit_s(self) -> int | None:
         """The limit of its CPU time, in seconds."""
         return self.host_resources.cpu_limit_s if self.host_resources else None

@@ -84,6 +84,8 @@ def _resource_lines(evidence: Evidence, cause: Cause, resources: HostResources) 
     lines: list[str] = []
     if cause.name in _MEMORY_ROWS:
         lines += _memory(evidence, resources)
+    if cause.name == "file-size" and resources.file_limit is not None:
+        lines.append(f"ulimit: files of at most {size(resources.file_limit)}")
     lines += [_space(space) for space in resources.spaces if space.full or cause.name in _SPACE_ROWS]
     if evidence.signal in _CRASHES:
         lines += _core(evidence, resources)

@@ -190,10 +190,10 @@ def _with_workers(agents: HostResources | None, workers: HostResources | None) -
         return agents or workers
     shm = workers.shm
     if shm is None:
-        return replace(agents, own_limit=workers.own_limit)
+        return replace(agents, own_limit=workers.own_limit, file_limit=workers.file_limit)
     known = agents.shm or shm
     spaces = (replace(known, least_free=min(shm.free, known.least)), *(s for s in agents.spaces if s.path != SHM))
-    return replace(agents, own_limit=workers.own_limit, spaces=spaces)
+    return replace(agents, own_limit=workers.own_limit, file_limit=workers.file_limit, spaces=spaces)
 
 
 def summary(record: ErrorRecord) -> dict[str, Any]:

@@ -89,5 +89,6 @@ def _raised(exception: ExceptionRecord | None, *, similar: bool) -> list[Any]:
 
 def _evidence(resources: HostResources) -> list[object]:
     """Further input of causes: the cgroup of an OOM kill, whether it has a limit, whether /dev/shm was full."""
-    limits = (resources.own_limit is not None, resources.cpu_limit_s is not None)
+    own = (resources.own_limit, resources.cpu_limit_s, resources.file_limit)
+    limits = (limit is not None for limit in own)
     return [resources.killed_for, resources.shm_full, *limits]

@@ -30,7 +30,7 @@ _FIGURES = (
 def context(error: BaseException, record_dir: str | None) -> dict[str, Any]:
     """Return the error record's values that only the worker has: "sections", "cuda", "host_resources"."""
     found = _known(sections=lambda: sections(error, record_dir), cuda=lambda: cuda_memory(error))
-    resources = _known(spaces=spaces, own_limit=memory_limit)
+    resources = _known(spaces=spaces, own_limit=memory_limit, file_limit=file_limit)
     return {**found, "host_resources": HostResources(**resources)} if resources else found
 
 
@@ -101,6 +101,14 @@ def memory_limit() -> int | None:
 
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
+
+
+def file_limit() -> int | None:
+    """Return the limit of the size of a file that this process writes, in bytes; None: it has none."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return limit if limit != resource.RLIM_INFINITY else None
 
 
 def spaces() -> tuple[Space, ...]:

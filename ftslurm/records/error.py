@@ -156,7 +156,7 @@ class OomKills:
 
 @dataclass(frozen=True)
 class HostResources:
-    """The host's resources at a worker's failure, observed by its agent; by a failing worker `spaces`, `own_limit`.
+    """The host's resources at a worker's failure, observed by its agent; `spaces` and own limits by a failing worker.
 
     Attributes:
         oom: the cgroup's counter; None: it could not be read.
@@ -168,6 +168,7 @@ class HostResources:
         memory_total, least_available: the host's memory, and the minimum of available memory, in bytes.
         own_limit: of the worker's address space or data (ulimit -v, -d), in bytes; None: it has none.
         cpu_limit_s: of the worker's CPU time (ulimit -t), in seconds; None: it has none.
+        file_limit: of the size of a file that the worker writes (ulimit -f), in bytes; None: it has none.
     """
 
     oom: OomKills | None = None
@@ -180,6 +181,7 @@ class HostResources:
     least_available: int | None = None
     own_limit: int | None = None
     cpu_limit_s: int | None = None
+    file_limit: int | None = None
 
     SPARSE = True
 

@@ -138,6 +138,10 @@ POSITIVE = [
     ("oom-kill", signal("SIGKILL", scheduler="OUT_OF_MEMORY")),
     ("oom-kill", ended(137, host_resources=HostResources(OomKills(1, 1, 12.0)))),
     ("address-space", raised("MemoryError", host_resources=HostResources(own_limit=4 * GIB))),
+    (
+        "file-size",
+        raised("RuntimeError", "basic_ios::clear: iostream error", host_resources=HostResources(file_limit=1 << 20)),
+    ),
     ("cpu-kill", signal("SIGKILL", host_resources=HostResources(cpu_limit_s=3600))),
     (
         "address-space",

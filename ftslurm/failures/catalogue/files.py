@@ -6,6 +6,11 @@ from ftslurm.failures.catalogue.cause import OLDER_CHECKPOINT, OTHER_NODE, POINT
 from ftslurm.failures.predicates import damaged, either, exception, not_saved, os_error, signal, with_path
 from ftslurm.failures.retryability import PERHAPS
 
+_NOT_WRITTEN = exception(
+    "RuntimeError",
+    text="PytorchStreamWriter failed writing|unexpected pos [0-9]+ vs|basic_ios::clear: iostream error",
+)
+"""What torch raises without a reason."""
 ROWS: tuple[Cause, ...] = (
     Cause("checkpoint-damaged", "a checkpoint is damaged", PRIMARY, damaged,
           "Load an older one; a downloaded one may be incomplete, or a pointer of Git LFS. Write to a temporary name"
@@ -37,11 +42,11 @@ ROWS: tuple[Cause, ...] = (
           not_for="a quota, or a full /dev/shm behind a bus error", behind=True, blame=PERHAPS),
     Cause("quota", "disk quota exceeded", PRIMARY, either(os_error(122), exception(text="[Dd]isk quota exceeded")),
           "Free space under that quota, or write elsewhere.", not_for="a full filesystem", behind=True),
-    Cause("file-size", "file size limit", PRIMARY, either(os_error(27), signal("SIGXFSZ")),
+    Cause("file-size", "file size limit", PRIMARY,
+          either(os_error(27), signal("SIGXFSZ"), lambda e: e.file_limit is not None and _NOT_WRITTEN(e)),
           "See ulimit -f of the job.", not_for="a full disk", restart=POINTLESS),
     Cause("write-failed", "a file could not be written", PRIMARY,
-          exception("RuntimeError", text="PytorchStreamWriter failed writing|unexpected pos [0-9]+ vs"
-                    "|basic_ios::clear: iostream error"),
+          _NOT_WRITTEN,
           "torch gives no reason; check the target filesystem for a full disk or an exceeded quota.",
           not_for="a disk that is provably full", behind=True),
     Cause("read-only", "read-only filesystem", PRIMARY, os_error(30),

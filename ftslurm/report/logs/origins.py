@@ -96,7 +96,7 @@ def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
         if line.task is not None or line.rank is not None or line.node is not None:
             files.setdefault(line.part, []).append(line)
     silent = [own for part, own in files.items() if part not in failed]
-    words = [(line, logged_error(line.text)) for own in silent if (line := _last_words(own)) is not None]
+    words = [(last, logged_error(last.text)) for own in silent if (last := _last_words(own)) is not None]
     logged = [(line, text) for line, text in words if text is not None and not goes_on_without(text)]
     if len(logged) == 1:
         line, text = logged[0]
@@ -113,13 +113,14 @@ def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
 def said_before(log: AttemptLog, number: int) -> Line | None:
     """Return the last ordinary line of no known rank before a line, if it may be why a process ended."""
     before = [line for line in log.lines if line.number < number][-BEFORE_OTHERS:]
-    line = _last_words([line for line in before if line.number not in log.covered])
-    known = line is None or _rank_of(log, line, 60) is not None or log.part_of(number) != line.part
-    if line is None or known or _OF_RUNTIME.search(line.text[:WORDS_LIMIT]):
+    last = _last_words([line for line in before if line.number not in log.covered])
+    if last is None or _rank_of(log, last, 60) is not None or log.part_of(number) != last.part:
         return None
-    text = logged_error(line.text)
+    if _OF_RUNTIME.search(last.text[:WORDS_LIMIT]):
+        return None
+    text = logged_error(last.text)
     is_reason = text is not None and not goes_on_without(text)
-    return line if is_reason or is_last_word(log, line) else None
+    return last if is_reason or is_last_word(log, last) else None
 
 
 def is_last_word(log: AttemptLog, line: Line) -> bool:
