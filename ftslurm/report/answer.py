@@ -138,7 +138,8 @@ def _noticed(failure: Json, hang: Json, room: int) -> str:
     message = message.removesuffix(")").rpartition(" (")[0] or message
     told = f"{where}; {rank}: {message}"
     # The first line names a rank whose own time-out it was.
-    return told if len(told) <= room else f"{where}; {message if its_own else rank}"
+    shorter = f"{where}; {message if its_own else rank}"
+    return next((text for text in (told, shorter) if len(text) <= room), where)
 
 
 def _short(path: str) -> str:

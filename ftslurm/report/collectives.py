@@ -50,13 +50,14 @@ def judge_collectives(
     if not any(one.problem is None for one in files.collectives.values()):
         return None
     by_stack = triage.groups if triage is not None else ()
-    # A script that has ended has left its newest call, whatever ended the rank while it was asked.
-    elsewhere = _failed_in_unrecorded(files) | _ranks_that(by_stack, ENDS)
-    over = _asked_after_failure(files, failed_by_others)
+    # A script that has ended without an exception had left its newest call, whatever ended the rank while it was asked.
+    over = [each for each in by_stack if each.activity is not None and not each.activity.raised]
+    elsewhere = _failed_in_unrecorded(files) | _ranks_that(over, ENDS)
+    late = _asked_after_failure(files, failed_by_others)
     mismatched = {each.rank for each in failed if each.cause.name == MISMATCH}
     return judge(
         (
-            replace(one, broken=one.rank not in elsewhere) if one.rank in elsewhere | over else one
+            replace(one, broken=one.rank not in elsewhere) if one.rank in elsewhere | late else one
             for one in files.collectives.values()
         ),
         gone=set(_ended(files)) - set(failed_by_others) - mismatched,

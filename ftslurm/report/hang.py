@@ -75,6 +75,10 @@ _LOCKED = (
 _FINISHED = "If they wait for the rank that had finished: ranks must take part in equally many steps and collectives."
 _PARTIES = "They are at different places, and may wait for each other; where their paths part is shown below."
 _LOCAL = "Each waits for a thread of its own process: see what should have filled the queue or released the lock."
+RECEIVES = frozenset(("recv", "irecv"))
+_RECEIVE = (
+    "All wait to receive, and none sends: each recv needs a send of the other rank, before its own recv or with isend."
+)
 _IMPORT = "They still import modules: a slow or busy filesystem, or a time-out that is too short for the start."
 _ENDING = (
     "Python's end waits for threads that are no daemons, then for what runs at exit: end such threads, and call "
@@ -372,6 +376,8 @@ def _advice(verdict: Triage) -> str:
             return _IMPORT
         if not verdict.suspects and all(_waits_locally(group) for group in verdict.groups):
             return _LOCAL
+        if not verdict.suspects and activities and activities <= RECEIVES:
+            return _RECEIVE
         return (
             _ADVICE.get(verdict.verdict, _NO_SUSPECT)
             if verdict.suspects or verdict.verdict == MISMATCH

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.own_code import own_frame
-from ftslurm.monitor.triage import NONE, ODD, Triage, describe, with_suspects
+from ftslurm.monitor.triage import NO_ANSWER, NONE, ODD, Triage, describe, is_held, with_suspects
 from ftslurm.records.error import Frame
 from ftslurm.report.consequence import ABSENT, Origin
 from ftslurm.report.facts import Failure, RoundFiles
@@ -34,7 +34,13 @@ def suspects(places: Triage | None, worker: FailedWorker, found: Origin) -> Tria
         worker: the failure that is the first one otherwise.
         found: what it follows from.
     """
-    if places is None or found.kind != ABSENT or not _meeting(worker.frames):
+    if places is None or found.kind != ABSENT:
+        return None
+    held = {rank for group in places.groups if is_held(group) for rank in group.ranks}
+    if held.issuperset(found.ranks):
+        # Whatever it was to come to, it could not run.
+        return with_suspects(places, found.ranks, NO_ANSWER, found.text)
+    if not _meeting(worker.frames):
         return None
     # Who came waits, too, even if it has not given up yet.
     missing = set(found.ranks) - there(places, worker)
@@ -116,7 +122,11 @@ def missing_rank(
     noticed = noticed_by(worker, files.number)
     first = hang_failure(files, noticed, verdict, step, cwd)
     count = sum(len(group.ranks) for group in verdict.suspects)
-    what = f"{'has' if count == 1 else 'have'} not come to {_meeting(worker.frames)}"
+    if is_held(verdict.suspects[0]):
+        it = "it" if count == 1 else "them"
+        what = f"{'was' if count == 1 else 'were'} {verdict.suspects[0].problem} while the others waited for {it}"
+    else:
+        what = f"{'has' if count == 1 else 'have'} not come to {_meeting(worker.frames)}"
     hang = {**(first.hang or {}), "verdict": MISSING, "where": describe(verdict.suspects[0])}
     return replace(first, what=what, signature=f"{HANG}|{MISSING}|{what}", hang=hang)
 

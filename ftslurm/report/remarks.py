@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line
@@ -12,10 +13,16 @@ from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same
 from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker, beside_crash
-from ftslurm.report.reported_before import FOLLOWING, one_reported_first, reported_before
-from ftslurm.report.wording import shortened
+from ftslurm.report.reported_before import FOLLOWING, is_adjacent, one_reported_first, reported_before
+from ftslurm.report.wording import shortened, those_ranks
+from ftslurm.text import ranges
 
-CAUGHT_LIMIT = 120
+CAUGHT_LIMIT, PLACES_SHOWN = 120, 3
+# Of torch's TCPStore.
+_TRIED = re.compile(
+    r"client socket has timed out after \d+ ?m?s while trying to connect to"
+    r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
+)
 SURVIVED_TYPES = frozenset(
     ("KeyError", "IndexError", "AttributeError", "StopIteration", "ImportError", "ModuleNotFoundError", "Empty", "Full")
 )
@@ -39,6 +46,19 @@ def native_thread(worker: FailedWorker) -> list[str]:
     return [f"a thread of a library crashed; the main thread was at {frame.place.rpartition('/')[2]}"]
 
 
+def connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:
+    """Return to which address a rank tried to connect that did not come to the store of the one that waited for it."""
+    if worker.exception is None or "clients joined" not in worker.exception.message:
+        return []
+    found: dict[str, list[int]] = {}
+    for rank, tails in files.tails.items():
+        tried = [each for tail in tails for each in _TRIED.finditer(tail.text)] if rank != worker.rank else []
+        if tried:
+            found.setdefault(f"{tried[-1]['host']}:{tried[-1]['port']}", []).append(rank)
+    ranks = sorted(found.items(), key=lambda pair: min(pair[1]))[:PLACES_SHOWN]
+    return [f"{those_ranks(ranges(each))} tried to connect to {where} in vain" for where, each in ranks]
+
+
 def reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[LogTail]) -> list[str]:
     """Return what a rank's stderr has before its own traceback, where that only follows from something else."""
     first = failed[0]
@@ -47,7 +67,7 @@ def reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[
     same = [first, *(each for each in failed[1:] if is_same(first, each))]
     one = one_reported_first(same, files.tails)
     why = one[1] if one is not None else None
-    if one is None and first.exception.type in FOLLOWING:
+    if one is None and (first.exception.type in FOLLOWING or is_adjacent(first, tails)):
         why = reported_before(first, tails)
     if why is None:
         return []

@@ -37,6 +37,18 @@ def reported_before(worker: FailedWorker, tails: Sequence[LogTail]) -> Exception
     return None if (inner.type, inner.message.split("\n", 1)[0]) in known or own.type == inner.type else inner
 
 
+def is_adjacent(worker: FailedWorker, tails: Sequence[LogTail]) -> bool:
+    """Return whether nothing is between a rank's own traceback and the one above it in its stderr."""
+    from ftslurm.failures.stderr_witness import output_lines
+    from ftslurm.failures.traceback_text import tracebacks
+
+    own = worker.exception
+    lines = output_lines(next((tail.text for tail in tails if tail.stream == "stderr"), ""))
+    found = tracebacks(lines)
+    at = next((i for i in reversed(range(len(found))) if own is not None and found[i].exception.type == own.type), 0)
+    return at > 0 and not any(line.strip() for line in lines[found[at - 1].end : found[at].first])
+
+
 def one_reported_first(
     same: Sequence[FailedWorker], tails: Mapping[int, Sequence[LogTail]]
 ) -> tuple[FailedWorker, ExceptionRecord] | None:
@@ -51,4 +63,4 @@ def one_reported_first(
     return found[0] if len(found) == 1 < len(read) else None
 
 
-__all__ = ["FOLLOWING", "one_reported_first", "reported_before"]
+__all__ = ["FOLLOWING", "is_adjacent", "one_reported_first", "reported_before"]

@@ -148,6 +148,11 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         failed = {own.rank for own in found}
         others = [*finished(files)[:BYSTANDERS_READ], *bystanders(files, failed)[:BYSTANDERS_READ]]
         chosen = [Output(each, ("stderr",)) for each in others] + chosen
+    if found and _is_of_store(found[0]):
+        # Those that it waited for have perhaps tried to come to another place.
+        failed = {own.rank for own in found}
+        others = [worker.rank for node in files.nodes for worker in node.workers if worker.rank not in failed]
+        chosen += [Output(each, ("stderr",)) for each in others[:BYSTANDERS_READ]]
     if any(not own.raised for own in found):
         # What a rank that did not fail has printed, too, is no reason.
         failed = {own.rank for own in found}
@@ -168,6 +173,12 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     for output in chosen:
         by_rank.setdefault(output.rank, output)
     return list(by_rank.values())
+
+
+def _is_of_store(own: OwnFailure) -> bool:
+    """Return whether a rank waited in vain for the others to come to torch's store."""
+    exception = own.record.exception if isinstance(own.record, RankError) else None
+    return exception is not None and exception.type == "DistStoreError"
 
 
 def _is_exit(own: OwnFailure) -> bool:

@@ -25,7 +25,14 @@ from ftslurm.report.lost_nodes import (
     unreachable_failure,
 )
 from ftslurm.report.named_ranks import named_first, odd_model
-from ftslurm.report.remarks import dead_thread_of, native_thread, on_source, reported, while_handling
+from ftslurm.report.remarks import (
+    connecting_elsewhere,
+    dead_thread_of,
+    native_thread,
+    on_source,
+    reported,
+    while_handling,
+)
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -329,6 +336,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *collectives,
             *dead_thread_of(worker, tails),
             *native_thread(worker),
+            *connecting_elsewhere(files, worker),
             *reported(files, this.failed, tails),
             *consequence.last_words(worker, tails, survived),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,25 @@ def test_a_job_that_was_stopped_while_no_rank_moved_names_the_call(tmp_path: Pat
         " in which ranks 0-2 wait (group default_pg)"
     ), text
     assert report["rounds"][0]["collectives"]["used"]
+
+
+def test_a_script_that_has_ended_waits_in_no_call_though_its_rank_was_asked_after_a_signal(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().wait(200)
+    ended = [("/usr/lib/python3.11/threading.py", 1590, "_shutdown")]
+    run.hang(1, places={1: ended}, after_s=30)
+    run.history[-1]["failure"] = None
+    (key, text), *_ = [(key, text) for key, text in run.outputs.items() if key[2] == "stacks"]
+    head, _, rest = text.partition("\n")
+    why = "# stop: SIGTERM from outside\n# still: 99.0 s, before at most 1.0 s\n"
+    run.outputs[key] = f"{head}\n{why}{rest.removeprefix('# why: no heartbeat for 30 s (time-out 30 s)' + chr(10))}"
+    run.finish(0)
+    recorded(run, {1: REST})
+    record = json.loads(run.outputs[1, 1, "collectives"])
+    run.outputs[1, 1, "collectives"] = json.dumps({**record, "after": "SIGTERM from outside"})
+    run.stop(outcome="stopped").close("stopped", "SIGTERM from outside")
+    text = told(run)[1]
+    assert "rank 1 at the end of Python (the script had ended)" in " ".join(text.split())
+    assert "waits in" not in text
 
 
 def test_the_page_and_the_markdown_show_the_calls(tmp_path: Path) -> None:

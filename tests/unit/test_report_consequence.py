@@ -354,13 +354,41 @@ OWN_ENDS = {
 }
 
 
-@pytest.mark.parametrize("kind", list(OWN_ENDS))
-def test_what_a_helper_printed_before_is_told_of_a_failure_that_follows_from_others(
-    tmp_path: Path, kind: type[Exception]
+@pytest.mark.parametrize(
+    ("kind", "between", "is_told"),
+    [(BrokenPipeError, "closing\n", True), (ValueError, "", True), (ValueError, "closing\n", False)],
+)
+def test_what_a_helper_printed_is_told_of_a_failure_that_may_follow_from_it_and_if_nothing_is_between(
+    tmp_path: Path, kind: type[Exception], between: str, is_told: bool
 ) -> None:
-    run = RunBuilder(tmp_path, nodes=1).round().fail(0, kind("x"), log=HELPER + OWN_ENDS[kind])
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, kind("x"), log=HELPER + between + OWN_ENDS[kind])
     text = told(run.stop())[1]
-    assert ("it had printed before: KeyError: 'columns' at prep.py:2" in text) == (kind is BrokenPipeError)
+    assert ("it had printed before: KeyError: 'columns' at prep.py:2" in text) == is_told
+
+
+def test_where_a_rank_tried_to_connect_is_told_of_the_store_that_it_did_not_come_to(tmp_path: Path) -> None:
+    class DistStoreError(RuntimeError):
+        pass
+
+    late = DistStoreError("Timed out after 8 seconds waiting for clients. 1/2 clients joined.")
+    run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(0, late, module="torch.distributed")
+    tried = "The client socket has timed out after 7000ms while trying to connect to (127.0.0.1, 23999)."
+    run.log(1, f"[E1126 00:05:08.748 socket.cpp:1028] [c10d] {tried}\n")
+    assert "rank 1 tried to connect to 127.0.0.1:23999 in vain" in told(run.stop())[1]
+
+
+def test_a_rank_that_was_stopped_while_the_others_waited_for_it_is_the_headline(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    late = "Timed out waiting 6000ms for recv operation to complete"
+    frames = (("/w/train.py", 42, "main"), (C10D, 9, "all_reduce"))
+    for rank in (0, 2, 3):
+        run.fail(rank, RuntimeError(late), frames=frames, after_s=0.01)
+    run.history[-1]["failure"]["by_peers"] = True
+    run.hang(1, places={1: "stopped (SIGSTOP)"})
+    cause, text = told(run.stop())
+    assert cause["rank"] == 1
+    assert "FAILED: rank 1 on n1 was stopped (SIGSTOP) while the others waited for it" in text
+    assert "It was stopped from outside" in text
 
 
 def test_of_ranks_that_agree_on_a_failure_the_one_that_printed_why_is_named(tmp_path: Path) -> None:
