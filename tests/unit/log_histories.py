@@ -52,6 +52,7 @@ class Log:
     victim: int | None = None
     coding: str = "plain"
     history: list[str] = field(default_factory=list)
+    alike: bool = False
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -460,6 +461,71 @@ class Writer:
         files[f"slurm-{self.job}.out"] = self.head() + failure.slurm + self.step_end(failure.code)
         return Log("srun, file per task", files, self.victim, self.node(self.victim), failure)
 
+    # Failures of more ranks than one.
+
+    def alike(self, failure: Failure) -> Log:
+        """All ranks fail in the same way, and write at once."""
+        style = self.rng.choice(["hook", "srun -l", "tee", "files", "mpirun", "plain"])
+        forms = {"hook": "[rank{}]: ", "srun -l": "{}: ", "tee": "[default{}]:", "mpirun": "[1,{}]<stderr>:"}
+        self.per_node = 4 if style == "tee" else 2
+
+        def label(rank: int) -> str:
+            return forms.get(style, "").format(rank)
+
+        parts = [self.labelled(failure.text, label(rank)).splitlines(True) for rank in range(self.world)]
+        if style == "files":
+            files = {f"slurm-{self.job}_{rank}.out": "".join(part) for rank, part in enumerate(parts)}
+            files[f"slurm-{self.job}.out"] = self.head() + self.all_end(failure)
+            return Log("alike, files", files, None, None, failure, alike=True)
+        mixed = [parts[0], parts[1], parts[2], parts[3]]
+        text = "".join(_interleaved(self.rng, list(one), list(two)) for one, two in (mixed[:2], mixed[2:]))
+        if style == "plain":
+            text = "".join("".join(part) for part in parts)
+        text = self.head() + self.before(failure, label) + text
+        if style == "tee":
+            text += self.table([(rank, failure.code) for rank in range(self.world)], self.victim)
+        elif style == "mpirun":
+            text += (
+                "-" * 60 + "\nmpirun detected that one or more processes exited with non-zero status, thus causing\n"
+            )
+            text += f"the job to be terminated. The first process to do so was:\n\n  Process name: [[1234,1],{self.victim}]\n"
+            text += f"  Exit code:    {failure.code}\n" + "-" * 60 + "\n"
+        else:
+            text += self.all_end(failure)
+        return Log(f"alike, {style}", {f"slurm-{self.job}.out": text}, None, None, failure, alike=style != "plain")
+
+    def all_end(self, failure: Failure) -> str:
+        lines = [
+            f"srun: error: gpu{11 + node}: tasks {2 * node}-{2 * node + 1}: Exited with exit code {failure.code}\n"
+            for node in range(2)
+        ]
+        return "".join(self.rng.sample(lines, 2))
+
+    def watchdog(self) -> Log:
+        """A rank hangs, the others' watchdogs give up."""
+        self.per_node = 4
+        call = "WorkNCCL(SeqNum=118, OpType=ALLREDUCE, NumelIn=4096, NumelOut=4096, Timeout(ms)=600000)"
+        caught = f"Watchdog caught collective operation timeout: {call} ran for 600012 milliseconds before timing out."
+        others = [rank for rank in range(self.world) if rank != self.victim]
+        self.rng.shuffle(others)
+        text = self.head() + self.steps(12)
+        for rank in others:
+            at = f"[rank{rank}]:[E1121 10:17:00.41417012 ProcessGroupNCCL.cpp"
+            of = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+            text += f"{at}:632] {of} {caught}\n"
+            text += (
+                f"{at}:756] {of} Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
+            )
+            text += "kernels, subsequent GPU operations might run on corrupted/incomplete data.\n"
+            text += f"{at}:762] {of} To avoid data inconsistency, we are taking the entire process down.\n"
+        for rank in others:
+            of = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+            text += "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+            text += f"  what():  {of} Process group watchdog thread terminated with exception: {caught}\n"
+        failed = [(rank, -6) for rank in others] + [(self.victim, -15)]
+        text += self.table(failed, others[0])
+        return Log("watchdog", {f"slurm-{self.job}.out": text}, says=(f"rank {self.victim}",), victim=self.victim)
+
     # Ends without a failure of a rank.
 
     def without_failure(self) -> list[Log]:
@@ -577,6 +643,11 @@ def logs(seed: int, number: int) -> list[Log]:
                 # Whose traceback is the first one cannot be known.
                 log.rank = log.node = None
             found.append(writer.wrapped(log))
+        for _ in range(3):
+            kinds = [each for each in [*failures(rng), *more_failures(rng)] if each.code > 0 and each.text]
+            failure = rng.choice([each for each in kinds if each.name not in ("group", "logged error", "exit text")])
+            found.append(Writer(rng).alike(failure))
+        found.append(Writer(rng).watchdog())
         ends = Writer(rng).without_failure()
         found += [Writer(rng).wrapped(each) for each in rng.sample(ends, 5)]
     return found

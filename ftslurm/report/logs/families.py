@@ -19,7 +19,7 @@ _OUTPUT = re.compile(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
     r"|(?:log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
-_DATE = re.compile(r"(?:19|20)\d\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
+_DATE = re.compile(r"(?:19\d|20[0-4])\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
 _DIGITS = re.compile(r"\d+")
 _STREAM = re.compile(r"(?:out|err|stdout|stderr|log)(?=\.gz$|$|\d+$)")
 _WORD = re.compile(r"([A-Za-z]+)[^A-Za-z0-9]*$")

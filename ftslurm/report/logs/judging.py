@@ -75,7 +75,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     errors, tails = matcher.errors, matcher.tails
     job, notes = _job_end(log, errors), _notes(log, finder, errors)
     if matcher.said:
-        notes.insert(0, f'the last line before others lost their connections: "{matcher.said}"')
+        notes.insert(0, matcher.said)
     if matcher.copies > 1:
         notes.insert(0, f"{matcher.copies} processes printed this traceback; which ranks is not known of all")
     well = _went_well(log, errors)

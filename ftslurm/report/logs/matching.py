@@ -54,7 +54,7 @@ class Matcher:
     Attributes:
         errors: the failures, by rank; unknown ranks have negative numbers.
         tails: the ends of their output, as text, by the same numbers.
-        said: the last line of any rank before the others lost the one whose end has no reason.
+        said: what any rank printed last before the only end without a reason, or before others lost that rank.
         copies: how many processes printed the same traceback without a label, if more than ranks are known to fail so.
     """
 
@@ -108,18 +108,20 @@ class Matcher:
             if not end.stopped and end.code
             for rank in self._log.ranks_of(end)
         }
-        if not following or len(ends) != 1:
+        if len(ends) != 1:
             return
         (rank, end), *_ = ends.items()
         known = self.errors.get(rank)
         if known is None or not (is_cascade(known) or known.message == f"exit code {end.code}"):
             return
-        line = said_before(self._log, min(following))
+        first = min([*following, end.number])
+        line = said_before(self._log, first)
         if line is None:
             return
         text = logged_error(line.text)
         if text is None or goes_on_without(text):
-            self.said = line.text.strip()[:WORDS_LIMIT]
+            before = "others lost their connections" if following else "its end"
+            self.said = f'the last line before {before}: "{line.text.strip()[:WORDS_LIMIT]}"'
             return
         if is_cascade(known):
             number = unused(self.errors)

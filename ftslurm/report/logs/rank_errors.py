@@ -7,6 +7,7 @@ import re
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import classify
 from ftslurm.failures.exception_line import exception_in
+from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import CUT, reason
 from ftslurm.failures.traceback_text import open_frames
 from ftslurm.records.error import IN_LOG, ExceptionRecord, HostResources, OomKills
@@ -142,6 +143,8 @@ def is_cascade(error: RankError) -> bool:
 
 def has_waited(error: RankError) -> bool:
     """Return whether a rank's time for a collective was over."""
+    if timeout_in(error.message) is not None:
+        return True
     worker = failed_worker_of(error.rank, None, error, None, "")
     return classify(evidence_of(worker, "")).name in ("collective-timeout", "nccl-timeout", "late-rank")
 
