@@ -103,7 +103,8 @@ def subject(failure: Json) -> str:
         # Before it had started a rank.
         return f"torchrun{_on(failure['node'])}"
     if failure["rank"] is None and failure.get("kind") in WORKER_KINDS:
-        return f"some rank{_on(failure['node'])}"
+        local = failure.get("local_rank")
+        return f"{'some rank' if local is None else f'local rank {local}'}{_on(failure['node'])}"
     if failure["rank"] is None:
         nodes = failure["nodes"]
         if not nodes:

@@ -595,9 +595,28 @@ class Writer:
             )
             log.files[name] += "LIMIT ***\n"
             log.history.append("time limit later")
+        named = log.failure is not None and log.failure.text and log.failure.name not in ("exit text", "logged error")
+        if named and log.failure is not None and len(log.files) == 1 and self.rng.random() < 0.15:
+            self.cut(log, log.failure.text)
         if len(log.files) == 1:
             log.coding = self.rng.choice(["plain"] * 6 + ["crlf", "gzip", "utf-16", "binary"])
         return log
+
+    def cut(self, log: Log, text: str) -> None:
+        """Leave out a part before the failure's own lines, or one after them, as where a log is posted."""
+        ((name, whole),) = log.files.items()
+        lines = whole.split("\n")
+        first, last = text.strip("\n").split("\n")[0].strip(), text.strip("\n").split("\n")[-1].strip()
+        begin = next((i for i, line in enumerate(lines) if line.endswith(first)), 0)
+        end = max((i for i, line in enumerate(lines) if line.endswith(last)), default=len(lines))
+        if self.rng.random() < 0.5:
+            lines = lines[self.rng.randrange(begin + 1) :]
+            log.history.append("begin cut off")
+        else:
+            lines = lines[: self.rng.randrange(end, len(lines)) + 1]
+            log.history.append("end cut off")
+            log.rank = log.node = None
+        log.files[name] = "\n".join(lines)
 
 
 def _interleaved(rng: random.Random, one: list[str], other: list[str]) -> str:

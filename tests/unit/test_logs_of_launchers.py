@@ -45,7 +45,7 @@ def judged(log: Log, report: dict[str, Any], text: str) -> str:
         and cause["rank"] != log.victim
     ):
         return "wrong"
-    labelled = "[rank" in log.failure.text
+    labelled = "[rank" in log.failure.text or "end cut off" in log.history
     if cause["rank"] is not None and log.rank is None and log.name in ("deepspeed", "mixed lines") and not labelled:
         return "wrong"
     head = " ".join(flat.split("evidence")[0].split())

@@ -283,3 +283,11 @@ def test_an_output_that_was_written_before_the_ranks_ended_is_not_their_launcher
     os.utime(other, (before, before))
     cause = report_of_logs(tmp_path / "logs")["cause"]
     assert cause["rank"] == 1 and cause["what"].startswith("ValueError")
+
+
+@pytest.mark.parametrize(("line", "subject"), [("", "local rank 1"), ("+ torchrun --nnodes=1 train.py\n", "rank 1")])
+def test_a_local_rank_is_no_rank_where_the_job_may_have_more_nodes(tmp_path: Path, line: str, subject: str) -> None:
+    end = "E1121 10:07:00.461000 700 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: -7) "
+    log = tmp_path / "train.log"
+    log.write_text(f"{line}step 7 loss 0.1\n{end}local_rank: 1 (pid: 803) of binary: /opt/venv/bin/python\n")
+    assert f"FAILED: {subject}: bus error" in render(report_of_logs(log))

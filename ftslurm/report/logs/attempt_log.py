@@ -35,6 +35,11 @@ _OF_LAUNCHER = re.compile(
     r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
     r"|/deepspeed/launcher/|/multiprocessing/spawn\.py\"|/distribute/launch\.py\"|\[launch\.py:\d+:"
 )
+_ONE_NODE = re.compile(
+    r"--nnodes[= ]1\b|--standalone\b|--num_(?:nodes|machines)[= ]1\b"
+    r"|\b(?:nnodes|num_nodes|num_machines)[\"']? ?[=:] ?1\b"
+    r"|\b(?:min|max)_nodes +: 1\b"
+)
 
 
 class AttemptLog:
@@ -47,6 +52,7 @@ class AttemptLog:
         streams: the lines of each source, without the boxes that some programs draw.
         raised: each stream's lines, and the exceptions in them.
         covered: the numbers of the lines of tracebacks.
+        by_local: local ranks that were taken for ranks, as of a job on one node, which nothing has excluded.
     """
 
     def __init__(self, lines: Sequence[Line], rank: int | None, node: str | None) -> None:
@@ -55,6 +61,7 @@ class AttemptLog:
         self.streams = {key: unboxed(own) for key, own in streams(lines).items()}
         self.raised = [(own, tracebacks(own)) for own in self.streams.values()]
         self.covered = {number for _, raised in self.raised for each in raised for number in each.numbers}
+        self.by_local: set[int] = set()
         self._labels = _Labels(lines)
         self._of_others = watchdog_lines(lines)  # which a rank that they do not name did not print
         launched = any(end.by in ("torchrun", "table", "deepspeed", "spawn") for end in self.ends.processes)
@@ -72,6 +79,10 @@ class AttemptLog:
         name = process_name or ""
         # On the driver's own node, Ray's labels have no address.
         return self._processes.get(name, self._processes.get(name[name.rfind("pid ") :] if "pid " in name else ""))
+
+    def has_one_node(self) -> bool:
+        """Whether a line says that the job has a single node, so that local ranks are its ranks."""
+        return any(_ONE_NODE.search(line.text) for line in self.lines)
 
     def node_of(self, line: Line) -> str | None:
         """Return the node of a line, as far as it is known."""
@@ -118,6 +129,7 @@ class AttemptLog:
         nodes = {each.node for each in self.lines if each.node is not None}
         files = {each.part for each in self.lines}
         if max(len(agents), len(hosts), len(tasks), len(nodes), len(files)) == 1 and not rows:
+            self.by_local.add(line.local)
             return line.local
         return None
 

@@ -22,7 +22,7 @@ from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
 from ftslurm.report.logs.origins import was_survived
-from ftslurm.report.logs.rank_errors import has_waited, is_cascade, oom_error, with_memory
+from ftslurm.report.logs.rank_errors import UNKNOWN, has_waited, is_cascade, oom_error, with_memory
 from ftslurm.report.logs.silence import silence
 from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
@@ -108,9 +108,26 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if not errors and state is None and not well and (resort := last_resort(log, finder.late)) is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
     errors = {number: with_memory(log, error) for number, error in errors.items()}
+    errors, tails = _by_local_rank(log, errors, tails)
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
     return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes))
+
+
+def _by_local_rank(
+    log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]
+) -> tuple[dict[int, RankError], dict[int, str]]:
+    """Return the failures, and the output, with unknown ranks where only the local ones are known for certain."""
+    local = log.by_local & errors.keys() - log.printed_ranks()
+    if not local or log.has_one_node():
+        return errors, tails
+    free = min([UNKNOWN + 1, *errors]) - 1
+    number = {rank: free - i for i, rank in enumerate(sorted(local))}
+    moved = {
+        number.get(rank, rank): replace(error, rank=number[rank], local_rank=rank) if rank in number else error
+        for rank, error in errors.items()
+    }
+    return moved, {number.get(rank, rank): tail for rank, tail in tails.items()}
 
 
 def _job_end(log: AttemptLog, errors: Mapping[int, RankError]) -> JobEnd | None:
