@@ -110,7 +110,7 @@ def hang_blocks(entry: Json, style: Style) -> list[list[str]]:
 
         blocks.append(collectives_text(entry, style))
     if entry["whereabouts"] is not None:
-        from ftslurm.report.hang import stacks_text, whereabouts_text
+        from ftslurm.report.hang_text import stacks_text, whereabouts_text
 
         blocks += [whereabouts_text(entry, style), stacks_text(entry, style)]
     return [block for block in blocks if block]
