@@ -108,6 +108,11 @@ def names(values: Collection[str], most: int = 4) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
+def short_host(name: str, width: int = 40) -> str:
+    """Return a host's name without its domain if it is longer than ``width`` characters, and then clipped."""
+    return name if len(name) <= width else clip(name.partition(".")[0], width)
+
+
 def clip(text: str, width: int) -> str:
     """Cut to ``width`` characters; three dots mark the cut."""
     return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."

@@ -37,6 +37,7 @@ _GRAPH_BREAK, _DETAIL = re.compile(r" {2}Explanation: "), re.compile(r" {1,2}\S"
 # Of a logger, a warning, an interpreter or library at its end: never a message's further line.
 _RECORD = re.compile(
     r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|\S{1,400}:\d+: \w*Warning: |sys:1: |Exception ignored |wandb: "
+    r"|\[\d{1,4}\]:$| {0,6}(?:time|host|rank) {2,6}: "
     r"|\[[WI]\d{4} |(?i:job|run) (?:finished|ended) at "
 )
 RELATION_LINES, PROSE_LINES = 8, 6

@@ -15,6 +15,11 @@ _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
 # Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
 _OF_QUEUE_PAIR = re.compile(r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?")
+_VERB = re.compile(
+    r"Call to (?P<call>ibv_\w{1,40}) failed with (?:error )?(?P<why>[^,]{1,80}), on (?P<device>dev \S{1,40}?)"
+    r"(?:, remote GID (?P<peer>\S{1,60}))?(?=$|[;\s])"
+)
+_SYMBOL = re.compile(r"(?<=undefined symbol: )(_Z\w{16})\w{16,}")  # mangled
 _CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>[^\n]{1,400})")
 _GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
 # Of inductor's compiler of C++.
@@ -124,6 +129,7 @@ def message_line(message: str) -> str:
     if child is not None:
         end = f"died with {child['signal']}" if child["signal"] else f"exit status {child['status']}"
         return f"{end} of the command {cut_middle(child['command'], _COMMAND_LIMIT)}"
+    text = _SYMBOL.sub(r"\1...", text)
     text = _HDF5.sub(lambda found: f"{found['name']}: {found['why']}", text)
     text = _CALLING.sub("", _NATIVE.sub("", _BOILERPLATE.sub("", text)))
     if len(text) > _SHORT and "\n" not in text:
@@ -206,6 +212,7 @@ def _of_actor(text: str, actor: re.Match[str]) -> str:
         return actor["text"]
     where = f" on {named['ip']}" if "ip" in named else ""
     how = f": {actor['type']}" if actor["type"] else ""
+    how = " with its node" if "its node has died" in actor["text"] else how
     return f"{named.get('name', 'an actor')} (pid {named['pid']}{where}) died{how}"
 
 
@@ -267,6 +274,12 @@ def whole_line(message: str) -> str:
     return text
 
 
+def _queue_pair(found: re.Match[str]) -> str:
+    """Return what a verb of InfiniBand failed with, on which device, and towards which peer, in short."""
+    peer = f", peer {found['peer']}" if found["peer"] else ""
+    return f"{found['call']}: {found['why']}, {found['device']}{peer}"
+
+
 def last_error(message: str) -> str:
     """Return NCCL's own last error in a message of torch's process group; empty without one."""
     found = _LAST_ERROR.search(message)
@@ -274,7 +287,7 @@ def last_error(message: str) -> str:
         return ""
     lines = [line.strip() for line in found["text"].split("\n") if line.strip()]
     ends = next((i for i, line in enumerate(lines) if line.startswith(("Exception raised from", "frame #"))), None)
-    text = _OF_QUEUE_PAIR.sub("", "; ".join(lines[:ends]))
+    text = _VERB.sub(_queue_pair, _OF_QUEUE_PAIR.sub("", "; ".join(lines[:ends])))
     return "" if text.startswith("Unknown NCCL Error") else text
 
 

@@ -15,7 +15,7 @@ from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import signature
 from ftslurm.report.named_ranks import named_ranks
-from ftslurm.text import clip, names, ranges
+from ftslurm.text import clip, names, ranges, short_host
 
 ALL, NODES, EVERY_NODE, MOST, KNOWN = "all", "nodes", "every-node", "most", "known"
 RANKS_SHOWN = 24
@@ -50,7 +50,11 @@ class Alike:
     def subject(self) -> str:
         """``all 4 ranks``, ``all ranks of n2, and only these``, ``2 of 4 ranks, on both nodes``."""
         if self.scope == KNOWN:
-            where = f" on {self.nodes[0]}" if len(self.nodes) == 1 and self.nodes[0] not in UNNAMED_NODES else ""
+            where = (
+                f" on {short_host(self.nodes[0])}"
+                if len(self.nodes) == 1 and self.nodes[0] not in UNNAMED_NODES
+                else ""
+            )
             return f"ranks {clip(ranges(self.ranks), RANKS_SHOWN)}{where}"
         some = f"{len(self.ranks)} of {self.world} ranks"
         if self.scope == ALL:

@@ -251,6 +251,8 @@ def ended(entry: Json, report: Json) -> str:
     outcome: str = safe(entry["outcome"])
     if outcome in ("running", "unknown"):
         running = outcome == "running" and report["status"] == "running"
+        if entry["scheduler"] and not running:
+            return safe(entry["scheduler"])
         return "running" if running else "no end recorded"
     step = f" at {step_of(entry)}" if step_of(entry) else ""
     reason = f": {first_line(entry['reason'])}" if entry["reason"] and outcome != "succeeded" else ""

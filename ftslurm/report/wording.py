@@ -9,7 +9,7 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.report.stopped import is_interrupted, stop_result
-from ftslurm.text import clip, cut_middle, duration, first_line, names, plural, safe
+from ftslurm.text import clip, cut_middle, duration, first_line, names, plural, safe, short_host
 
 Json = Mapping[str, Any]
 
@@ -37,6 +37,8 @@ _OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
 _RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
 _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
+# Values in a list or mapping of a message; a shape is short.
+_DATA = re.compile(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
 # Types that say nothing.
 _TYPE_BEHIND = re.compile(r"(?<= \()(?:Runtime|DistBackend)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?")
 _BEHIND_TYPE, _END = 12, 24
@@ -123,7 +125,7 @@ def _on(node: str | None) -> str:
         return ""
     ip, border, pid = node.rpartition("pid ")
     if not border or not pid.isdecimal():
-        return f" on {safe(node)}"
+        return f" on {short_host(safe(node))}"
     return f" on {safe(ip.strip())} (pid {pid})" if ip else f" (pid {pid})"
 
 
@@ -308,6 +310,8 @@ def shortened(text: str, room: int) -> str:
         if left >= _END:
             return f"{both['first']} ({cut_middle(both['second'], left)}){both['end']}"
         return shortened(f"{both['first']}{both['end']}", room)
+    if len(text) > room:
+        text = _DATA.sub(r"\1...\2", text)
     if len(text) > room:
         # The title of a known cause says as much as the type of its exception.
         text = _TYPE_BEHIND.sub("", text, count=1)

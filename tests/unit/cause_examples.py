@@ -266,6 +266,10 @@ PRIMARIES = [
         raised("ActorDiedError", "The actor died unexpectedly before finishing this task.", "ray.exceptions"),
     ),
     (
+        "ray-node",
+        raised("ActorDiedError", "The actor is dead because its node has died.", "ray.exceptions"),
+    ),
+    (
         "ray-memory",
         raised("OutOfMemoryError", "Task was killed due to the node running low on memory.", "ray.exceptions"),
     ),

@@ -82,7 +82,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("gpu-missing", "no usable GPU", PRIMARY,
           either(cuda(r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|invalid device ordinal"
                       r"|CUDA (driver )?initialization( failed|:)"),
-                 exception("ValueError", text="ProcessGroupNCCL is only supported with GPUs, no GPUs found")),
+                 exception("ValueError", "RuntimeError", text="ProcessGroupNCCL is only supported with GPUs")),
           "Check the request for GPUs (--gpus-per-node), CUDA_VISIBLE_DEVICES, and nvidia-smi on this node.",
           not_for="a GPU that failed in use", restart=OTHER_NODE, blame=PERHAPS, symptom_of=GPU),
     Cause("gpu-busy", "the GPU is busy", PRIMARY, cuda("CUDA-capable devices are busy or unavailable"),

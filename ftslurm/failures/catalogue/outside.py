@@ -30,6 +30,10 @@ ROWS: tuple[Cause, ...] = (
           "Start torchrun on all nodes, with the same --nnodes and an --rdzv-endpoint that all of them reach; a node on"
           " which it did not start is missed by the others.",
           not_for="a rank that waits for others in its script"),
+    Cause("ray-node", "a node of Ray's died", PRIMARY,
+          exception(text=r"because its node has died|\bnode .{0,200} has been marked dead"),
+          "Look for the end of that node: Slurm's or Kubernetes' view of it, its kernel's log, its raylet's.",
+          not_for="a process that died on a node that lives", restart=OTHER_NODE, behind=True),
     Cause("ray-process", "a process of Ray's died", PRIMARY,
           exception("ActorDiedError", "WorkerCrashedError", "ActorUnavailableError", "RayActorError"),
           "It was killed (memory?) or crashed: see its own last lines, and dmesg and Ray's logs of its node.",

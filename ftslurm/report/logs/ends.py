@@ -12,7 +12,7 @@ from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.pods import KILLED, evicted, pod_end
 from ftslurm.report.logs.table import OF_TABLE, table
 
-SHORTEST, LONGEST_BARE, LAST_LINES = 6, 400, 40
+SHORTEST, LONGEST_BARE, LAST_LINES, LONGEST_TABLE = 6, 400, 40, 2000
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV", "Killed": "SIGKILL", "Aborted": "SIGABRT", "Abort": "SIGABRT",
     "Bus error": "SIGBUS", "Terminated": "SIGTERM", "Floating point exception": "SIGFPE",
@@ -222,7 +222,8 @@ class _Reader:
             self.processes += rows
         elif text.startswith("Root Cause (first") and i >= self.table_end:
             # The first lines of the table are missing.
-            first = i
+            above = range(i, max(self.table_end, i - LONGEST_TABLE), -1)
+            first = next((at for at in above if self.lines[at].text == "Failures:"), i)
             while first > self.table_end and OF_TABLE.match(self.lines[first - 1].text):
                 first -= 1
             self.table_end, rows = table(self.lines, first, line, borders=1)

@@ -17,6 +17,7 @@ from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
 from ftslurm.report.logs.dumps import places
 from ftslurm.report.logs.end import JobEnd, nodes_of
+from ftslurm.report.logs.ends import STEP_CANCELLED
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
@@ -26,7 +27,7 @@ from ftslurm.report.logs.rank_errors import UNKNOWN, has_waited, is_cascade, oom
 from ftslurm.report.logs.silence import silence
 from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
-from ftslurm.text import plural, ranges
+from ftslurm.text import names, plural, ranges
 
 _DIGITS = re.compile(r"\d+")
 _MISSING_DIRECTORY = re.compile(
@@ -77,7 +78,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if matcher.said:
         notes.insert(0, matcher.said)
     if matcher.copies > 1:
-        notes.insert(0, f"{matcher.copies} processes printed this traceback; which ranks is not known of all")
+        where = f", on {names(sorted(matcher.nodes))}" if len(matcher.nodes) > 1 else ""
+        notes.insert(0, f"{matcher.copies} processes printed this traceback{where}; which ranks is not known of all")
     well = _went_well(log, errors)
     if errors and well:
         notes.append(f"the log's last line states success: {log.lines[-1].text.strip()[:200]}")
@@ -98,7 +100,9 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         if job is not None:
             notes.append(f"later: {job.text.strip()[:200]}")
         elif errors and first is not None:
-            later = next((end for end in log.ends.job if end.why and end.number > first), None)
+            # That srun ends a step of which a task has failed is no news.
+            told = (end for end in log.ends.job if end.why and end.why != STEP_CANCELLED and end.number > first)
+            later = next(told, None)
             notes += [f"later: {later.why}"] if later is not None else []
         job = None
     if state == "OUT_OF_MEMORY" and all(is_cascade(error) for error in errors.values()):

@@ -55,6 +55,7 @@ class Matcher:
         errors: the failures, by rank; unknown ranks have negative numbers.
         tails: the ends of their output, as text, by the same numbers.
         said: what any rank printed last before the only end without a reason, or before others lost that rank.
+        nodes: of the exceptions without a known rank.
         copies: how many processes printed the same traceback without a label, if more than ranks are known to fail so.
     """
 
@@ -63,6 +64,7 @@ class Matcher:
         self.errors: dict[int, RankError] = {}
         self.tails: dict[int, str] = {}
         self.copies = 0
+        self.nodes: set[str] = set()
         self.said = ""
 
     def match(self, found: Sequence[Found]) -> None:
@@ -78,7 +80,9 @@ class Matcher:
         unnamed = self._without_all_of_launch([each for each in strong if each.rank is None])
         open_ends |= self._failed_before_they_were_stopped(unnamed, open_ends)
         self._match_unnamed(unnamed, open_ends)
-        self.copies = self._copied([each for each in strong if each.rank is None and isinstance(each.thing, Raised)])
+        raised = [each for each in strong if each.rank is None and isinstance(each.thing, Raised)]
+        self.copies = self._copied(raised)
+        self.nodes = {node for each in raised if (node := self._log.node_of(each.thing.line)) is not None}
         if not self.errors:
             self._match_weak([each for each in found if each not in strong])
         if not self.errors:
@@ -174,6 +178,8 @@ class Matcher:
             assert end.raised is not None
             self.errors[rank] = with_end(error_of(self._log, end.raised, rank, end.node), end)
             self.tails[rank] = ""
+        told = {_first_line(end.raised) for end in in_table.values() if end.raised is not None}
+        unnamed = [each for each in unnamed if not (isinstance(each.thing, Raised) and _first_line(each.thing) in told)]
         rest = {rank: end for rank, end in ends.items() if rank not in in_table}
         for rank in [rank for rank, end in rest.items() if end.by == "pod" and not self._is_there(unnamed, end)]:
             self.errors[rank], self.tails[rank] = of_end(rest.pop(rank), rank), self._log.tail_of(rank)

@@ -79,6 +79,8 @@ def logged_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | Non
         rank = _rank_of(log, line, 200)
         if text is None or rank is None or rank in errors or "ProcessGroup" in line.text or goes_on_without(text):
             continue
+        if is_aftermath(line.text):
+            continue  # of Slurm, or a launcher
         later = (other for other in log.lines if other.number > line.number and _rank_of(log, other, 60) == rank)
         if not any(_is_output(log, other) for other in later):
             return replace(record(rank, "exit", text, line.number), node=log.node_of(line)), line.text

@@ -64,6 +64,7 @@ _CONTAINER = re.compile(
 _OF_SHELL = re.compile(
     r"\S{1,300}: line \d+: .{1,400}: (?:command not found|No such file or directory|Permission denied)$"
 )
+_REQUEST = re.compile(r': (?:Get|Post|Head) "https?://.*$')  # of Docker's client
 _LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$")
 _CHDIR = re.compile(
     r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
@@ -255,7 +256,7 @@ def _without_directory(one: Reason, missing: re.Match[str] | None) -> Reason:
 
 
 def _tidy(text: str) -> str:
-    return " ".join(text.split())[:300]
+    return " ".join(_REQUEST.sub("", text).split())[:300]
 
 
 def _final(lines: Sequence[Line], i: int) -> bool:
