@@ -23,6 +23,7 @@ _OF_CHILD = re.compile(
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )
 # Of torch's handler of signals in a loader's worker.
+_OF_BATCH_SCRIPT = re.compile(r"^Lmod: |slurm_script: line \d+: ")
 _BY_HANDLER = re.compile(r"(?m)^.{0,40}\bUnexpected [\w -]{3,40} encountered in worker\b.*$")
 _PLAIN = re.compile(r"(?:returned non-zero exit status \d+|died with <Signals.\w+: \d+>)\.\Z")
 _COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
@@ -259,6 +260,8 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
         if any("killed by signal" in each.message for each in links(exception)):
             stderr = _BY_HANDLER.sub("", stderr)
         found = witness(stderr, before=exception.type) or _of_tool(exception.message, stderr)
+    if found is not None and found.kind == LOGGED and _OF_BATCH_SCRIPT.search(found.text):
+        found = None  # it ran before the rank
     # A message that says more than the exit code may be about something else: then only an error is quoted.
     plain = _PLAIN.search(exception.message) is not None
     if found is None and (line := (line_before if plain else error_before)(stderr, exception.type)):

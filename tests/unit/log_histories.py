@@ -402,9 +402,8 @@ class Writer:
                     text += f"----------End global rank {rank} {stream}----------\n"
             elif rank == self.victim:
                 text += failure.text
-        text += (
-            failure.slurm + f"ERROR:composer.cli.launcher:Global rank 0 (PID 4240) exited with code {failure.code}\n"
-        )
+        code = failure.code if self.victim == 0 else -15
+        text += failure.slurm + f"ERROR:composer.cli.launcher:Global rank 0 (PID 4240) exited with code {code}\n"
         return Log("composer", {f"mcli-{self.job}.log": text}, self.victim, None, failure)
 
     def pods(self, failure: Failure) -> Log:

@@ -175,10 +175,14 @@ def labelled(texts: Sequence[str]) -> list[Line]:
 def _with_blocks(lines: list[Line]) -> list[Line]:
     """Give the lines between the borders that Composer's launcher prints around a rank's output its rank."""
     rank: int | None = None
+    first = 0  # of a block that has lost its first lines
     for i, line in enumerate(lines):
         border = _BLOCK.match(line.text) if line.text.startswith("----------") else None
         if border is not None:
-            rank = int(border["rank"]) if border["border"] == "Begin" else None
+            if border["border"] == "End" and rank is None:
+                of = int(border["rank"])
+                lines[first:i] = [each._replace(rank=of) if each.text != GAP else each for each in lines[first:i]]
+            rank, first = int(border["rank"]) if border["border"] == "Begin" else None, i + 1
         elif rank is not None and line.rank is None and line.text != GAP:
             lines[i] = line._replace(rank=rank)
     return lines
