@@ -60,6 +60,11 @@ _AGAIN_IN_LOGS = (
 _PARTED = (
     "All ranks of a group must call the same collectives in the same order: see what led these to different places."
 )
+IN_ONE_CALL = (
+    "Look for a rank that is missing among these; if none is, all waited in the same call: suspect the network, or a"
+    " GPU."
+)
+"""Advice on ranks of a log whose watchdogs gave up in one call."""
 PLACES_SHOWN = 3
 Places = Sequence[tuple[str, tuple[int, ...]]]
 """Where ranks waited, as "file:line in function", and which."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
@@ -38,6 +37,7 @@ from ftslurm.report.logs.rank_errors import (
 )
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.table import seconds_between
+from ftslurm.report.logs.torn import first_line, least_torn
 from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
@@ -145,7 +145,7 @@ class Matcher:
 
     def _is_better(self, each: Found, known: RankError) -> bool:
         """Whether a later reason of a rank replaces the known one: a rank that fails again had caught the first."""
-        if known.kind == "signal" and isinstance(each.thing, Raised) and _first_line(each.thing) in known.message:
+        if known.kind == "signal" and isinstance(each.thing, Raised) and first_line(each.thing) in known.message:
             return True  # the same with its place
         first = known.exception.message.split("\n", 1)[0] if known.exception is not None else ""
         same = bool(first) and isinstance(each.thing, Reason) and first in each.thing.message
@@ -178,8 +178,8 @@ class Matcher:
             assert end.raised is not None
             self.errors[rank] = with_end(error_of(self._log, end.raised, rank, end.node), end)
             self.tails[rank] = ""
-        told = {_first_line(end.raised) for end in in_table.values() if end.raised is not None}
-        unnamed = [each for each in unnamed if not (isinstance(each.thing, Raised) and _first_line(each.thing) in told)]
+        told = {first_line(end.raised) for end in in_table.values() if end.raised is not None}
+        unnamed = [each for each in unnamed if not (isinstance(each.thing, Raised) and first_line(each.thing) in told)]
         rest = {rank: end for rank, end in ends.items() if rank not in in_table}
         for rank in [rank for rank, end in rest.items() if end.by == "pod" and not self._is_there(unnamed, end)]:
             self.errors[rank], self.tails[rank] = of_end(rest.pop(rank), rank), self._log.tail_of(rank)
@@ -202,7 +202,7 @@ class Matcher:
         # With tracebacks of others between them, the rank whose end was noticed first may be one of the others.
         alone = len(others) == len(exits)
         torn = exits
-        if len(alike) > 1 and (whole := _least_torn(exits)):
+        if len(alike) > 1 and (whole := least_torn(exits)):
             exits, alike = whole, {headline_of(whole[0].thing)}
         several = exits and (len(exits) >= len(by_exit) or self._copies(exits[0]) >= len(by_exit))
         # As many as ended by an exception printed the same: they failed alike, whatever that follows from.
@@ -414,34 +414,12 @@ class Matcher:
         return is_cascade(error_of(self._log, each.thing, 0))
 
 
-def _first_line(raised: Raised) -> str:
-    # Of an empty one, the type.
-    return raised.exception.message.strip().split("\n", 1)[0] or raised.exception.type
-
-
-def _least_torn(found: Sequence[Found]) -> list[Found]:
-    """Return those of equal exceptions that most ranks raised at one place, if ranks that write at once tore the rest.
-
-    The first one has a usual number of frames: of two ranks in one traceback there are more, of a part of one fewer.
-    """
-    raised = [(each, each.thing) for each in found if isinstance(each.thing, Raised)]
-    if len(raised) < len(found) or len({_first_line(thing) for _, thing in raised}) > 1:
-        return []
-    (usual, count), *_ = Counter(headline_of(thing) for _, thing in raised).most_common(1)
-    if count * 2 <= len(raised):
-        return []
-    frames = sorted(len(thing.exception.frames) for _, thing in raised)
-    middle = frames[len(frames) // 2]
-    there = [(each, thing) for each, thing in raised if headline_of(thing) == usual]
-    return [each for each, _ in sorted(there, key=lambda pair: abs(len(pair[1].exception.frames) - middle))]
-
-
 def _is_thrown(each: Found, crash: Found) -> bool:
     """Whether an exception is what a runtime aborted the same process for, with its place."""
     return (
         isinstance(each.thing, Raised)
         and isinstance(crash.thing, Reason)
-        and _first_line(each.thing) in crash.thing.message
+        and first_line(each.thing) in crash.thing.message
     )
 
 
