@@ -128,6 +128,11 @@ _TROUBLE = re.compile(
     r"|no such|unknown|unreachable|timed out|exceeded)\b"
 )
 _COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S")
+# Of tools, behind the reason.
+_SUMMARY = re.compile(
+    r"Error is not recoverable: exiting now|Exiting with failure status due to previous errors"
+    r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: "
+)
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
 _RUNTIME = re.compile(
@@ -209,7 +214,10 @@ def line_before(text: str, exception: str) -> str:
     """Return the last line above the traceback of an exception of that type; empty if it reports no trouble."""
     lines = output_lines(text)
     own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
-    line = last_line("\n".join(lines[: own.first])) if own is not None else ""
+    above = lines[: own.first] if own is not None else []
+    while above and (_SUMMARY.search(above[-1]) or not above[-1].strip()):
+        above.pop()
+    line = last_line("\n".join(above))
     return "" if _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line) else line
 
 
@@ -246,6 +254,13 @@ def output_lines(text: str) -> list[str]:
     return [line.rstrip()[:LINE_LIMIT] for line in re.split(r"\r\n|\n|\r", text)]
 
 
+def _is_of_peers(found: Traceback) -> bool:
+    """Whether torch.distributed raised it."""
+    raised = found.exception
+    inner = raised.frames[-1].file if raised.frames else ""
+    return by_distributed(raised.type, raised.module, raised.message, inner)
+
+
 class _Search:
     def __init__(self, lines: Sequence[str], found: Sequence[Traceback], known: frozenset[str]) -> None:
         self.lines, self.found, self.known = lines, found, known
@@ -261,7 +276,9 @@ class _Search:
                 if last.ignored:
                     at = last.first
                     continue
-                return self._by_launcher(last, remaining) if _is_launcher(last.exception) else self._of(last)
+                if _is_launcher(last.exception):
+                    return self._by_launcher(last, remaining)
+                return self._of(self._first_of_ranks(last, remaining))
             line = self.lines[at - 1]
             runtime = None if logged else self._runtime(at)
             if runtime is not None:
@@ -285,6 +302,20 @@ class _Search:
             at -= 1
         return logged
 
+    def _first_of_ranks(self, last: Traceback, earlier: Sequence[Traceback]) -> Traceback:
+        """Return the failure that a rank's broken connection follows from, of ranks that wrote to the same output."""
+        if last.rank is None or not _is_of_peers(last):
+            return last
+        begin = last.first
+        for each in reversed(earlier):
+            between = self.lines[each.end : begin]
+            if each.rank in (None, last.rank) or each.ignored or not all(map(self._is_aftermath, between)):
+                break
+            if not _is_of_peers(each):
+                return each
+            begin = each.first
+        return last
+
     def _long_message(self, end: int, earlier: Sequence[Traceback]) -> Witness | None:
         """Return the traceback above the line ``end`` if all lines between them may be its exception's text."""
         last = next((each for each in reversed(earlier) if each.end <= end), None)
@@ -296,7 +327,7 @@ class _Search:
             return None  # work that goes on, item by item
         if any(_STEP.search(line) or _WENT_ON.match(line) for line in between):
             return None
-        return self._of(last)
+        return self._of(self._first_of_ranks(last, [each for each in earlier if each.end <= last.first]))
 
     def _is_aftermath(self, line: str, *, even_if_logged: bool = False) -> bool:
         bare = RANK_PREFIX.sub("", line)

@@ -137,19 +137,30 @@ def alike(
         return Alike(NODES, tuple(sorted(ranks)), world, nodes, only, differ)
     if stopped and len(nodes) > 1 and set(nodes) == every and not first.cause.cascade:
         return Alike(EVERY_NODE, tuple(sorted(ranks)), world, nodes, differ=differ)
-    return Alike(MOST, tuple(sorted(ranks)), world, nodes, differ=differ) if len(ranks) * 2 > world else None
+    if len(ranks) * 2 > world:
+        return Alike(MOST, tuple(sorted(ranks)), world, nodes, differ=differ)
+    # A few, if all others were stopped, or failed because of them.
+    following = {each.rank for each in others if each.cause.cascade}
+    few = not first.cause.cascade and all(each.stopped_by_ftslurm or each.rank in following for each in rest)
+    return _known(same, ranks, nodes) if few else None
 
 
 def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
     """Return the ranks that ended by themselves as the first one did, just when ftslurm stopped them.
 
     The exit code alone is no proof, as a handler of SIGTERM may have given it: they also ended with the same lines.
+    Where these have the reason, SIGTERM may have come before the process had ended.
     """
     said = _last_lines(files, first.rank)
     if first.kind != "exit" or first.exception is not None or not any(said):
         return set()
+    by_output = first.cause.name == "wrong-usage" or "stderr" in first.evidence
     stopped = (worker for worker in _workers(files) if worker.stopped_by_ftslurm and worker.error is None)
-    ended = {worker.rank for worker in stopped if worker.signal is None and worker.exit_code == first.exit_code}
+    ended = {
+        worker.rank
+        for worker in stopped
+        if (worker.signal is None and worker.exit_code == first.exit_code) or (by_output and worker.signal == "SIGTERM")
+    }
     return {rank for rank in ended if _last_lines(files, rank) == said}
 
 

@@ -14,6 +14,7 @@ from ftslurm.report.wording import (
     moment,
     place,
     shortened,
+    step_of,
     subject,
     those_ranks,
     verdict,
@@ -88,7 +89,7 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     head = f"{subject(cause)}: {cause['title']}: "
     if text.lower().startswith(head.lower()):
         room = max(room - len(head), width // 2)
-        return f"{text[: len(head)]}{cut_middle(text[len(head) :], room)}"
+        return f"{text[: len(head)]}{shortened(text[len(head) :], room)}"
     shown = shortened(text, room)
     return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({told})"
 
@@ -101,7 +102,9 @@ def of_rank(failure: Json) -> bool:
 def _moment(report: Json, failure: Json) -> str:
     """When a failure was; in logs only which attempt, if there are several."""
     if report["source"] == SOURCE:
-        return moment(failure)
+        entry = round_of(report, failure)
+        counted = step_of(entry) if failure["step"] is None and entry is not None else ""
+        return f"{counted}, round {failure['round']}" if counted.startswith("optimizer") else moment(failure)
     return f"in attempt {failure['round']}" if len(report["rounds"]) > 1 else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -224,7 +225,18 @@ def _locations(worker: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict
     if not frames:
         return None, None
     own = _interrupted(frames, own_frame(frames))
+    if worker.exception is not None and worker.exception.type == "RecursionError":
+        own = _repeated(frames) or own
     return _location(own, cwd), None if own is frames[-1] else _location(frames[-1], cwd)
+
+
+def _repeated(frames: Sequence[Frame]) -> Frame | None:
+    """Return the own line that a recursion repeats, which is not where it ended; None: none is there twice."""
+    own = [frame for frame in frames if not is_library(frame.file)]
+    found = Counter((frame.file, frame.line) for frame in own).most_common(1)
+    if not found or found[0][1] < 2:
+        return None
+    return next(frame for frame in reversed(own) if (frame.file, frame.line) == found[0][0])
 
 
 def _interrupted(frames: Sequence[Frame], own: Frame) -> Frame:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line
-from ftslurm.failures.own_code import own_frame
+from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.reason import handled
-from ftslurm.records.error import ExceptionRecord
+from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same
 from ftslurm.report.facts import LogTail, RoundFiles
@@ -23,12 +23,34 @@ _TRIED = re.compile(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
     r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
 )
+_FORWARD = "Traceback of forward call that caused the error:"
+_FRAME = re.compile(r'(?m)^ {2}File "([^"\n]{1,4096})", line (\d{1,9}), in (\S{1,200})$')
 SURVIVED_TYPES = frozenset(
     ("KeyError", "IndexError", "AttributeError", "StopIteration", "ImportError", "ModuleNotFoundError", "Empty", "Full")
 )
 
 
-def dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
+def of_rank(
+    files: RoundFiles, failed: Sequence[FailedWorker], worker: FailedWorker, tails: Sequence[LogTail]
+) -> tuple[str, ...]:
+    """Return what its stacks and the output of ranks add to the failure of a rank.
+
+    Args:
+        files: the round.
+        failed: the judged failures, that of the rank first.
+        worker: the latter, perhaps judged anew.
+        tails: the ends of its output.
+    """
+    return (
+        *_dead_thread_of(worker, tails),
+        *_native_thread(worker),
+        *_forward_call(worker, tails),
+        *_connecting_elsewhere(files, worker),
+        *_reported(files, failed, tails),
+    )
+
+
+def _dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     """Return which thread of a rank an exception had ended before: the rank may have waited for it, or its result."""
     if worker.exception is None or worker.cause.cascade:
         return []
@@ -38,7 +60,7 @@ def dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     return [text for text in found if text][:1]
 
 
-def native_thread(worker: FailedWorker) -> list[str]:
+def _native_thread(worker: FailedWorker) -> list[str]:
     """Return where the main thread was while a thread of a library crashed, by which its process ended."""
     frame = beside_crash(worker)
     if frame is None:
@@ -46,7 +68,7 @@ def native_thread(worker: FailedWorker) -> list[str]:
     return [f"a thread of a library crashed; the main thread was at {frame.place.rpartition('/')[2]}"]
 
 
-def connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:
+def _connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:
     """Return to which address a rank tried to connect that did not come to the store of the one that waited for it."""
     if worker.exception is None or "clients joined" not in worker.exception.message:
         return []
@@ -59,7 +81,17 @@ def connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:
     return [f"{those_ranks(ranges(each))} tried to connect to {where} in vain" for where, each in ranks]
 
 
-def reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[LogTail]) -> list[str]:
+def _forward_call(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
+    """Return which call of the forward pass gave what torch's anomaly detection found wrong with its gradient."""
+    text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
+    if worker.exception is None or "returned nan values" not in worker.exception.message or _FORWARD not in text:
+        return []
+    frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(text.rpartition(_FORWARD)[2])]
+    own = [frame for frame in frames if not is_library(frame.file)]
+    return [f"its forward call: {own[-1].place.rpartition('/')[2]}"] if own else []
+
+
+def _reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence[LogTail]) -> list[str]:
     """Return what a rank's stderr has before its own traceback, where that only follows from something else."""
     first = failed[0]
     if first.exception is None or first.cause.cascade:

@@ -163,7 +163,8 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         # Ranks that ended in the same way while ftslurm stopped them have perhaps said the same.
         workers = (worker for node in files.nodes for worker in node.workers)
         code = found[0].end[0]
-        same = [each.rank for each in workers if code and each.stopped_by_ftslurm and each.exit_code == code]
+        stopped = [each for each in workers if code and each.stopped_by_ftslurm]
+        same = [each.rank for each in stopped if each.exit_code == code or each.signal == "SIGTERM"]
         chosen += [Output(each, ("stderr", "stdout")) for each in same[:OUTPUTS_PER_ROUND]]
     if files.number == snapshot.rounds[-1].number:
         chosen += [Output(each, ("stderr", "stdout")) for each in may_be_swallowed(files)]

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ftslurm.failures.stderr_witness import Witness
 
 _OF_CHILD = re.compile(
-    r"returned non-zero exit status|died with <Signals|exits with return code|was terminated abruptly"
+    r"returned non-zero exit status|died with <Signals|\ACommand .{1,4000} timed out after [\d.]+ seconds\Z"
+    r"|exits with return code|was terminated abruptly"
     r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )

@@ -50,8 +50,8 @@ def swallowed(files: RoundFiles) -> str:
     others = len({each.rank for each in found}) - 1
     more = f" (and so do{'es that' if others == 1 else ' those'} of {plural(others, 'more rank')})" if others else ""
     return (
-        f"rank {rank} ended with exit code 0, though its output ends with a traceback{more}: {text}; a pipe hides exit"
-        " codes: set -o pipefail"
+        f"rank {rank} ended with exit code 0, though its output ends with a traceback{more}: {text}; a pipe or ||"
+        " hides exit codes: set -e, set -o pipefail"
     )
 
 

@@ -25,14 +25,7 @@ from ftslurm.report.lost_nodes import (
     unreachable_failure,
 )
 from ftslurm.report.named_ranks import named_first, odd_model
-from ftslurm.report.remarks import (
-    connecting_elsewhere,
-    dead_thread_of,
-    native_thread,
-    on_source,
-    reported,
-    while_handling,
-)
+from ftslurm.report.remarks import of_rank, on_source, while_handling
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -252,7 +245,8 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
     from ftslurm.collectives.finding import ABORTED, DIFFERENT
     from ftslurm.collectives.judgement import CYCLE
 
-    waited = bool(records.culprits or records.kind == CYCLE) and worker.cause.cascade
+    parted = records.kind in DIFFERENT and records.certain
+    waited = bool(records.culprits or records.kind == CYCLE or parted) and worker.cause.cascade
     mismatched = worker.cause.name == "collective-mismatch" and records.kind in (*DIFFERENT, ABORTED)
     if not waited and not mismatched:
         return None
@@ -336,10 +330,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *while_handling(worker),
             *on_source(files, source, same, places),
             *collectives,
-            *dead_thread_of(worker, tails),
-            *native_thread(worker),
-            *connecting_elsewhere(files, worker),
-            *reported(files, this.failed, tails),
+            *of_rank(files, this.failed, worker, tails),
             *consequence.last_words(worker, tails, survived),
         ),
     )

@@ -39,8 +39,15 @@ _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
 # Values in a list or mapping of a message; a shape is short.
 _DATA = re.compile(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
+# argparse's list of values, the process of a data loader, and a source that is also with the evidence.
+_BEHIND = re.compile(
+    r" \(choose from [^()]{1,2000}\)| \(in DataLoader worker process \d{1,6}\)(?=\W*$)"
+    r"|, from (?:its child's output|its stderr|the line before it)(?=\)\W*$)"
+)
 # Types that say nothing.
-_TYPE_BEHIND = re.compile(r"(?<= \()(?:Runtime|DistBackend)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?")
+_TYPE_BEHIND = re.compile(
+    r"(?<= \()(?:Runtime|DistBackend|Unpickling)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?"
+)
 _BEHIND_TYPE, _END = 12, 24
 # What was raised because of a failure, or after it, comes second.
 _SECOND = re.compile(
@@ -310,6 +317,8 @@ def shortened(text: str, room: int) -> str:
         if left >= _END:
             return f"{both['first']} ({cut_middle(both['second'], left)}){both['end']}"
         return shortened(f"{both['first']}{both['end']}", room)
+    if len(text) > room:
+        text = _BEHIND.sub("", text)
     if len(text) > room:
         text = _DATA.sub(r"\1...\2", text)
     if len(text) > room:

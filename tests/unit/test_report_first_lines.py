@@ -147,7 +147,7 @@ def test_a_run_that_succeeded_is_told_of_a_rank_whose_output_ends_with_a_traceba
     report, text = succeeded(run)
     assert (report["status"], report["exit_code"], report["cause"]) == ("succeeded", 0, None)
     assert "rank 2 ended with exit code 0, though its output ends with a traceback" in text
-    assert "KeyError: 'image' at train.py:9 in sample; a pipe hides exit codes: set -o pipefail" in text
+    assert "KeyError: 'image' at train.py:9 in sample; a pipe or || hides exit codes: set -e, set -o pipefail" in text
     assert "of 1 more rank" in text
     assert "no failure" not in text
 
@@ -206,3 +206,41 @@ def test_a_crash_in_a_thread_of_a_library_has_no_place_but_tells_where_the_main_
     text = first_lines(run)
     assert " at train.py:16" not in text.partition("main thread was")[0]
     assert "a thread of a library crashed; the main thread was at train.py:16 in main" in " ".join(text.split())
+
+
+def test_a_few_ranks_that_failed_alike_are_told_together_if_the_others_follow_or_were_stopped(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round()
+    for rank in (1, 3):
+        run.fail(rank, OSError(98, "Address already in use"), after_s=0.01)
+    run.fail(
+        0, RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"), after_s=0.1
+    )
+    assert "FAILED: ranks 1, 3: " in first_lines(run.stop())
+
+
+def test_a_rank_that_was_stopped_while_it_refused_the_same_arguments_is_alike(tmp_path: Path) -> None:
+    usage = "usage: train.py [-h]\ntrain.py: error: argument --precision: invalid choice: 'bf61'\n"
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, exit_code=2, log=usage).log(1, usage).stop()
+    assert "FAILED: both ranks: exit code 2: argument --precision: invalid choice" in first_lines(run)
+
+
+def test_choices_and_the_loaders_process_are_left_out_before_the_middle_of_a_message(tmp_path: Path) -> None:
+    text = "stack expects each tensor to be equal size, but got [158] at entry 0 and [160] at entry 1"
+    error = RuntimeError(f"{text} (in DataLoader worker process 0)")
+    run = RunBuilder(tmp_path, run_id="local-20261126-010513-16664").round().fail(1, error)
+    assert "[158] at entry 0 and [160] at entry 1" in first_lines(run.stop())
+
+
+def test_the_place_of_a_recursion_is_the_line_that_it_repeats(tmp_path: Path) -> None:
+    frames = [("/w/train.py", 19, "freeze")] * 40 + [("/w/train.py", 20, "freeze")]
+    run = RunBuilder(tmp_path).round().fail(1, RecursionError("maximum recursion depth exceeded"), frames=frames)
+    assert "/train.py:19 in freeze" in first_lines(run.stop())
+
+
+def test_the_forward_call_of_a_gradient_that_is_nan_is_told(tmp_path: Path) -> None:
+    title = "UserWarning: Error detected in PowBackward0. Traceback of forward call that caused the error:\n"
+    forward = f'{title}  File "/w/train.py", line 18, in distance\n    return (a - b) ** p\n'
+    error = RuntimeError("Function 'PowBackward0' returned nan values in its 0th output.")
+    path = RunBuilder(tmp_path).round().fail(1, error, log=forward).stop().close("failed", "no restarts").write()
+    text = " ".join(render(analyse(gather(path, now_ns=10**19)), zone=time.gmtime).split())
+    assert "its forward call: train.py:18 in distance" in text

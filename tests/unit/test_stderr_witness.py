@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ftslurm.failures.stderr_witness import dead_threads, last_line, logged_error, witness
+from ftslurm.failures.stderr_witness import dead_threads, last_line, line_before, logged_error, witness
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in step
@@ -440,3 +440,21 @@ def test_of_several_processes_whose_time_was_over_the_one_that_did_not_wait_is_s
         assert found is not None
         assert found.frames[-1].place == "/home/ann/train.py:26 in wait_for_cache"
         assert "2 other processes in torch.distributed" in found.text
+
+
+def test_of_ranks_that_share_an_output_the_failure_that_the_others_follow_from_is_the_reason() -> None:
+    own = '[rank2]: Traceback (most recent call last):\n[rank2]:   File "/w/train.py", line 19, in crop\n'
+    own += "[rank2]: ValueError: too small\n"
+    lost = '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/w/train.py", line 28, in main\n'
+    lost += "[rank3]: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31929\n"
+    for end in ("", "launcher: children ended with [1, 1]\n"):
+        found = witness(own + lost + end)
+        assert found is not None and found.text == "ValueError: too small"
+    survived = witness(f"{own}step 3 loss 0.1\n{lost}")
+    assert survived is not None and survived.exception is not None and survived.exception.type == "RuntimeError"
+
+
+def test_a_tools_last_line_that_only_sums_up_is_no_reason() -> None:
+    text = "tar: /data/a.tar: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"
+    text += 'Traceback (most recent call last):\n  File "/w/train.py", line 2, in <module>\nCalledProcessError: x\n'
+    assert line_before(text, "CalledProcessError").endswith("No such file or directory")
