@@ -5,7 +5,6 @@
 | `ftslurm.testing.runs` | a run: `RunBuilder` builds its history and writes its directory |
 | `ftslurm.testing.clock` | the clock |
 | `ftslurm.testing.memoryfs` | the shared filesystem, with faults between any two calls |
-| `ftslurm.testing.slurm` | Slurm's commands |
 
 None of them starts a process, waits, or needs a cluster.
 """

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from simulation.training import Training, simulate
+
 from benchmarks import table, tools
 from benchmarks.agent import machine
 from benchmarks.table import Measurement
@@ -27,7 +29,6 @@ from ftslurm.monitor.arrivals import STEPS_KEPT
 from ftslurm.monitor.flight_client import FlightCollector
 from ftslurm.monitor.lateness import lateness
 from ftslurm.records.flight import SOCKET, Collective, FlightRecord, GroupConfig, Trace
-from ftslurm.testing.training import Training, simulate
 
 ON, OFF = "all on", "all off"
 COLLECTED, JUDGED, PER_NODE, ENTRIES = 64, 16_384, 8, 20

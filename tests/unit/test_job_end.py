@@ -31,7 +31,7 @@ from ftslurm.slurm.environment import SlurmJob, from_environ
 from ftslurm.slurm.errors import SlurmRefused, SlurmUnreachable
 from ftslurm.slurm.facts import JobFacts, NodeFacts
 from ftslurm.testing.clock import VirtualClock
-from ftslurm.testing.slurm import FakeSlurm
+from tests.unit.fake_slurm import FakeSlurm
 
 STATE = begin(None, RunSpec("r", "7.0", ("n1", "n2", "n3"), 1, 3, 3), "n2", "b", 0)
 DONE = close(STATE, "succeeded", "", 0, 0)

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+from simulation.training import Training, simulate
 
 from ftslurm.dataclasses import replace
 from ftslurm.monitor.lateness import as_dicts, lateness, phrase
-from ftslurm.testing.training import Training, simulate
 
 EIGHT = Training([range(8)])
 

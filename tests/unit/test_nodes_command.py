@@ -19,7 +19,7 @@ from ftslurm.nodes.record import Exclusion, Strike
 from ftslurm.slurm.bounded import drain
 from ftslurm.slurm.errors import SlurmError, SlurmRefused, SlurmTimeout
 from ftslurm.slurm.facts import JobFacts
-from ftslurm.testing.slurm import FakeSlurm
+from tests.unit.fake_slurm import FakeSlurm
 
 S = 10**9
 NOW = 1_795_000_000 * S

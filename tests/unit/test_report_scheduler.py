@@ -22,7 +22,7 @@ from ftslurm.slurm.errors import SlurmUnreachable
 from ftslurm.slurm.facts import JobFacts
 from ftslurm.slurm.output import parse_job_records, parse_sacct
 from ftslurm.testing.runs import START_NS, RunBuilder
-from ftslurm.testing.slurm import FakeSlurm
+from tests.unit.fake_slurm import FakeSlurm
 
 RUNNING = JobFacts("123", "RUNNING", restarts=0, start_ns=START_NS, time_limit_s=7200)
 

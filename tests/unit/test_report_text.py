@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulation.training import Training, simulate
 
 from ftslurm.records.arrivals import ArrivalsRecord
 from ftslurm.records.codec import write_record
@@ -16,7 +17,6 @@ from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
 from ftslurm.report.wording import EVIDENCE_WIDTH
 from ftslurm.testing.runs import RunBuilder
-from ftslurm.testing.training import Training, simulate
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 NO_RESTARTS = "rank 3 on n2 failed at step 120: ValueError: boom; no restarts allowed (--max-restarts 0)"

@@ -31,7 +31,7 @@ from ftslurm.slurm.output import (
     parse_sacct_fields,
 )
 from ftslurm.slurm.run_command import Answer, failure
-from ftslurm.testing.slurm import FakeSlurm
+from tests.unit.fake_slurm import FakeSlurm
 
 OUTPUTS = Path(__file__).parent / "slurm_outputs"
 SEED = 20260103

@@ -23,7 +23,7 @@ from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.slurm.environment import from_environ
 from ftslurm.slurm.errors import SlurmError, SlurmRefused, SlurmTimeout, SlurmUnreachable
 from ftslurm.slurm.facts import JobFacts
-from ftslurm.testing.slurm import FakeSlurm
+from tests.unit.fake_slurm import FakeSlurm
 
 RUNNING = JobFacts("7", "RUNNING", restarts=0, batch_host="n1", requeue=True)
 VERDICT = AttemptVerdict("7.0", 0, "n1", REQUEUE, cause.NODE, "requeued: node n2 was lost (1 of 3)", 1)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from simulation.training import Training, simulate
 
 from ftslurm.agent.options import parse_run
 from ftslurm.health.verdict import worst
@@ -33,7 +34,6 @@ from ftslurm.records.stop import ANY_STEP, JobEnd, Stop
 from ftslurm.status.snapshot import ReceivedRecord, RunTiming, Snapshot
 from ftslurm.status.summary import summarise
 from ftslurm.status.text import render
-from ftslurm.testing.training import Training, simulate
 
 S = 10**9
 # 2026-03-01 12:00:00 UTC by this machine's clock; the file server's is wrong by a day, which must not matter.
