@@ -50,6 +50,7 @@ _MISMATCH = re.compile(
 )
 _BOILERPLATE = re.compile(
     r" This is typically caused by a remote worker crashing\..{0,200}\Z"
+    r"| This is an internal miniz error\.(?: This error can happen if .{0,400}\Z)?"
     r"|(?<=bytes)\. Error code 12 \(Cannot allocate memory\)"
     r"| Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\."
     r"| It is possible that dataloader's workers are out of shared memory\. Please try to raise .{0,40} limit\."

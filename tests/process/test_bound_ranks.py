@@ -32,9 +32,13 @@ needs_namespace = pytest.mark.skipif(
 needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 # The affinity of the agent, the rank, a thread of it and a program that it starts.
 SHOW = """
-import json, os, subprocess, sys, threading
+import json, os, subprocess, sys, threading, time
 import ftslurm
 one = "import os; print(sorted(os.sched_getaffinity(0)))"
+# While the agent starts another rank, it is bound to that one's.
+end = time.monotonic() + 10
+while len(os.sched_getaffinity(os.getppid())) == 1 and time.monotonic() < end:
+    time.sleep(0.02)
 cpus = {"agent": sorted(os.sched_getaffinity(os.getppid())), "rank": sorted(os.sched_getaffinity(0))}
 thread = threading.Thread(target=lambda: cpus.update(thread=sorted(os.sched_getaffinity(0))))
 thread.start()
