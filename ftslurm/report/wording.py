@@ -32,6 +32,7 @@ AGENT_DEFECT, DEFECT = "agent-defect", "its agent ended by a defect of ftslurm: 
 """The cause of a node that was lost by a defect, and the reason in its death notice."""
 
 _OF_TORCHRUN = re.compile(r"/elastic/(?:rendezvous|agent)/|/bin/torchrun$")
+_OF_LAUNCHER = re.compile(r"/deepspeed/launcher/runner\.py$|/bin/(?:deepspeed|horovodrun|colossalai)$")
 _OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
 # torchrun's folder of a run without an id, which is no node.
 _RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
@@ -111,6 +112,8 @@ def subject(failure: Json) -> str:
     if failure["rank"] is None and any(_OF_TORCHRUN.search(each["file"]) for each in places):
         # Before it had started a rank.
         return f"torchrun{_on(failure['node'])}"
+    if failure["rank"] is None and any(_OF_LAUNCHER.search(each["file"]) for each in places):
+        return f"the launcher{_on(failure['node'])}"
     if failure["rank"] is None and failure.get("kind") in WORKER_KINDS:
         local = failure.get("local_rank")
         return f"{'some rank' if local is None else f'local rank {local}'}{_on(failure['node'])}"

@@ -83,6 +83,10 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
     # Files of another form that have the job's number: of other nodes, or of the job itself.
     more = [name for name in times if name not in same and jobs and max(jobs, key=int) in _numbers(name)]
     kinds = {i: _kind(of, i) for i in counted}
+    # Of job-node-0-0 and job-node-0-1 the second number counts.
+    one = {i for i, kind in kinds.items() if kind == "node" and len({_numbers(each)[i] for each in same}) == 1}
+    both = {i for i in one if i + 1 in kinds and _before(of, i + 1) == "-" and len(same) > 1}
+    kinds = {i: kind for i, kind in kinds.items() if i not in both}
     # Beside the job's own file, numbers are of tasks; an array has no such file.
     arrays = not {_own_file(each) for each in same} & set(times)
     found = [_output(name, kinds, arrays=arrays) for name in same]

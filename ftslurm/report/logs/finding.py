@@ -59,6 +59,8 @@ _EXHAUSTED = re.compile(
     r"(?i)\bmax(?:imum)? (?:number of )?(?:retries|attempts)|giving up|(?:retries|attempts) (?:failed|exceeded"
     r"|exhausted)"
 )
+_OF_END = re.compile(r"(?i)\bexit|return ?code|\bstatus\b|terminated|\bdied\b|killed|\bfail")
+"""In what a launcher raises because a process of its own has ended."""
 _OF_LAUNCH = re.compile(
     r"(?:torchrun|torch\.distributed|accelerate|deepspeed|launch)\b[^\0]{0,4000}(?:exit status|return ?code|status) \d"
 )
@@ -191,6 +193,8 @@ class Finder:
             return True  # of what had started torchrun
         inside = any(part in file for file in files for part in _LAUNCHER_FILES)
         ends = ("CalledProcessError", "KeyboardInterrupt", "RuntimeError")
+        if exception.type == ends[2] and not _OF_END.search(exception.message):
+            return False  # its own failure
         if any("/elastic/rendezvous/" in file for file in files):
             return False  # its own failure, before any rank
         return inside and (exception.type in ends or inner.type in ends[:2] or _CHILD in exception.message)

@@ -46,7 +46,7 @@ _BEHIND = re.compile(
 _COUNTED = re.compile(r"(?m)^\[(\d{1,9})\] (?=\[(?:rank|default)\d{1,6}\]:)")
 # Ray prints the frames of another process below this line instead of a traceback's header.
 _REMOTE = re.compile(
-    r"(?m)(?<=[ )\n])(?:ray\.exceptions\.)?RayTaskError\(\w+\): ray::[^\n]*"
+    r"(?m)(?<=[ )\n])(?:(?:ray\.exceptions\.)?RayTaskError\(\w+\)|Unhandled error \([^)\n]{1,80}\)): ray::[^\n]*"
     r"(?=\n(?: {4}[^\n]*\n)?[^\n]{0,120}  File \")|"
     r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
 )

@@ -309,6 +309,10 @@ class Matcher:
         """Whether an abort is of a rank that is known to have raised what it quotes."""
         if not isinstance(each.thing, Reason) or each.thing.signal != "SIGABRT":
             return False
+        waited = timeout_in(each.thing.message)
+        if waited is not None:
+            known = (timeout_in(error.message) for rank, error in self.errors.items() if rank >= 0)
+            return any(other is not None and other.call == waited.call for other in known)
         raised = (error.exception for rank, error in self.errors.items() if rank >= 0)
         texts = (exception.message.split("\n", 1)[0].strip() for exception in raised if exception is not None)
         return any(len(text) >= QUOTED and text in each.thing.message for text in texts)

@@ -17,6 +17,8 @@ _AFTERMATH = re.compile(
     r"|\[?\S* ?\S*\]? ?\[(INFO|ERROR|WARNING)\] \[launch\.py:|Sending process \d+ closing|[\w./-]+: line \d+: +\d+ "
     r"|/.{0,200}multiprocessing/resource_tracker\.py|.*destroy_process_group\(\)|During handling of the above"
     r"|The above exception was the direct|Root Cause|Failures?:|Other Failures:|\[\d+\]:$|<NO_OTHER_FAILURES>"
+    r"|mpirun (?:detected|noticed) that|the job to be terminated\.|Primary job +terminated"
+    r"|a non-zero exit code\. Per user"
     r"|make: \*\*\*|\S+ FAILED$|.{0,100}NCCL INFO|.{0,100}NCCL WARN|-- Process \d+ terminated|Original Traceback"
     r"|.{0,60}\b(?:exit(?:ed|ing|s)?(?: with)?|finished with|returned)\b.{0,20}\b(?:code|status)\b"
     r"|(?i:job|script|run|training)? ?(?i:ended|finished|failed|end) at |\w+ \w+ +\d+ \d+:\d+:\d+ .{0,12}\d{4}$"

@@ -8,13 +8,16 @@ preferred; the same line twice is of two ranks.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from ftslurm.dataclasses import dataclass, field
 from ftslurm.report.logs.lines import GAP, REMOTE, Line
 
 HEADER = "Traceback (most recent call last):"
+COPIES = 64
+"""Tracebacks at most that are sorted out as equal ones."""
 PATIENCE = 200
 """Lines of others after which an unfinished traceback counts as cut off."""
 _FRAME = re.compile(r'(?: {1,2})?File "[^"\n]{1,4096}", line \d{1,9}')
@@ -68,11 +71,63 @@ def untangled(lines: Sequence[Line]) -> list[Line]:
     """Return the lines of a stream with each traceback in one piece, and lines of others after it."""
     if sum(HEADER in line.text for line in lines) == 0:
         return list(lines)
+    lines = _dealt(lines)
     sorter = _Sorter(lines)
     for i, line in enumerate(lines):
         sorter.add(i, untorn(line) if sorter.open else line)
     sorter.close(sorter.open)
     return sorter.done
+
+
+def _dealt(lines: Sequence[Line]) -> Sequence[Line]:
+    """Return the lines with equal tracebacks of ranks that wrote at once one after another.
+
+    If all ranks raise the same at one place, each line is there as often as there are tracebacks, and their frames are
+    in the order in which each is seen first: no rank prints a frame before the one above it.
+    """
+    headers = [i for i, line in enumerate(lines) if line.text == HEADER]
+    last = _last_lines(lines, headers[0]) if len(headers) > 1 else []
+    equal = [i for i in last if lines[i].text == lines[last[0]].text]
+    count, end = len(equal), equal[-1] + 1 if equal else 0
+    if not 1 < count <= COPIES or sum(i < end for i in headers) != count or sum(i < end for i in last) != count:
+        return lines
+    if all(own < header for own, header in zip(equal[:-1], headers[1:count], strict=True)):
+        return lines  # one after another already
+    part = lines[headers[0] : end]
+    frames = [line for line in part if _FRAME.match(line.text)]
+    found = Counter(line.text for line in frames)
+    if not found or set(found.values()) != {count}:
+        return lines
+    order = [*dict.fromkeys(line.text for line in frames)]
+    sources = {text: _source_of(part, text) for text in order}
+    wanted = [HEADER, *(text for frame in order for text in (frame, sources[frame]) if text), lines[last[0]].text]
+    if sum(Counter(wanted).values()) * count > len(part):
+        return lines
+    queues: dict[str, list[Line]] = {}
+    for line in part:
+        queues.setdefault(line.text, []).append(line)
+    dealt: list[Line] = []
+    for _ in range(count):
+        for text in wanted:
+            if not queues.get(text):
+                return lines  # a line is missing: they were not equal
+            dealt.append(queues[text].pop(0))
+    rest = [line for own in queues.values() for line in own]
+    return [*lines[: headers[0]], *dealt, *sorted(rest, key=lambda line: line.number), *lines[end:]]
+
+
+def _last_lines(lines: Sequence[Line], begin: int) -> list[int]:
+    """Return where the lines with an exception's type are, from the first traceback on."""
+    found = ((i, _LAST.fullmatch(line.text.rstrip())) for i, line in enumerate(lines) if i > begin)
+    return [i for i, match in found if match is not None and _EXCEPTION.fullmatch(match[1])]
+
+
+def _source_of(lines: Sequence[Line], frame: str) -> str:
+    """Return the line that mostly follows a frame, if it is one of source; empty: none is known."""
+    after = Counter(
+        below.text for line, below in pairwise(lines) if line.text == frame and below.text.startswith("    ")
+    )
+    return after.most_common(1)[0][0] if after else ""
 
 
 def untorn(line: Line) -> Line:
