@@ -35,6 +35,8 @@ _OF_LAUNCHER = re.compile(
     r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
     r"|/deepspeed/launcher/|/multiprocessing/spawn\.py\"|/distribute/launch\.py\"|\[launch\.py:\d+:"
 )
+# Of torch, as a rank joins its process group.
+_JOINED_STORE = re.compile(r"\bto store for rank: (\d{1,6})\b|\bRank (\d{1,6}): Completed store-based barrier")
 _ONE_NODE = re.compile(
     r"--nnodes[= ]1\b|--standalone\b|--num_(?:nodes|machines)[= ]1\b"
     r"|\b(?:nnodes|num_nodes|num_machines)[\"']? ?[=:] ?1\b"
@@ -153,7 +155,8 @@ class AttemptLog:
         """
         own = [line for line in self.lines if line.node and pod.endswith(line.node)]
         named = (self.rank_of(line) if line.rank is not None else names_rank(line.text[:60]) for line in own)
-        ranks = {rank for rank in named if rank is not None}
+        joined = (each for line in own if (each := _JOINED_STORE.search(line.text)) is not None)
+        ranks = {int(each[1] or each[2]) for each in joined} or {rank for rank in named if rank is not None}
         return [ranks.pop()] if len(ranks) == 1 else []
 
     def lines_of(self, rank: int) -> list[Line]:
