@@ -50,8 +50,8 @@ ROWS: tuple[Cause, ...] = (
           "Request more memory (--mem), use fewer loader workers, or less per rank.",
           not_for="an out-of-memory kill by the kernel", blame=PERHAPS),
     Cause("memory-limit", "killed by the kernel: its memory limit was reached", PRIMARY, _KILLED,
-          "Request more memory (--mem, or a container's limit), use fewer loader workers, or less per rank: the node may"
-          " have more.",
+          "Request more memory (--mem, or a container's limit), use fewer loader workers, or less per rank: the node"
+          " may have more.",
           proof=lambda e: e.killed_for == LIMIT, not_for="a host without free memory"),
     Cause("host-oom-kill", "killed by the kernel: the host's memory ran out", PRIMARY, _KILLED,
           "Check the node for other users of memory and for leftovers; fewer loader workers, or less per rank.",
