@@ -40,9 +40,11 @@ _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
 # Values in a list or mapping of a message; a shape is short.
 _DATA = re.compile(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
-# argparse's list of values, the process of a data loader, and a source that is also with the evidence.
+# argparse's list of values, the process of a data loader, a source that is also with the evidence, and the number
+# of an error whose text follows.
 _BEHIND = re.compile(
-    r" \(choose from [^()]{1,2000}\)| \(in DataLoader worker process \d{1,6}\)(?=\W*$)"
+    r"(?<=Error: )\[Errno \d{1,3}\] (?=[A-Z])| \(choose from [^()]{1,2000}\)"
+    r"| \(in DataLoader worker process \d{1,6}\)(?=\W*$)"
     r"|, from (?:its child's output|its stderr|the line before it)(?=\)\W*$)"
 )
 # Types that say nothing.

@@ -93,7 +93,8 @@ KINDS = (
     Case("last_words.py", "abort", ("Assertion `labels == 4711' failed",), ("assertion",), here=False, ways=(ALONE,)),
     Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("captured",), ways=(ALONE,)),
     Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("inherited",), ways=(ALONE,)),
-    Case("child_failed.py", "disk-full", ("disk full", "from its child's output"), ("disk",), ways=(ALONE,)),
+    Case("child_failed.py", "disk-full", ("disk full", "exit status 1 (OSError: No space left on device"), ("disk",),
+         ways=(ALONE,), evidence="its child's output: OSError: [Errno 28]"),
     Case("child_failed.py", "exception", ("SIGSEGV",), ("crashed",), ways=(ALONE,)),
     # Checkpoints, libraries, collectives, services
     *(Case("checkpoint.py", "checkpoint-damaged", words, (how,), needs=("torch",), ways=(ALONE,))

@@ -182,6 +182,16 @@ def test_a_long_message_leaves_the_place_in_the_third_line(tmp_path: Path) -> No
     assert text(run).splitlines()[2] == "  at train.py:42 in train_step, step 7, round 1"
 
 
+@pytest.mark.parametrize(("more", "number"), [("", True), (" of /scratch" * 12, False)])
+def test_a_headline_loses_the_number_of_an_error_only_if_it_is_too_long(
+    tmp_path: Path, more: str, number: bool
+) -> None:
+    run = RunBuilder(tmp_path).round().fail(3, OSError(28, f"No space left on device{more}"), step=7).stop()
+    answer = " ".join(text(run.close("failed", NO_RESTARTS)).split("traceback")[0].split())
+    assert ("[Errno 28] No space left" in answer) is number, answer
+    assert "No space left on device" in answer
+
+
 def test_another_round_can_be_shown(tmp_path: Path) -> None:
     run = failing_run(tmp_path).round().fail(0, signal="SIGSEGV", core_dumped=True).stop().close("failed", "x")
     assert "traceback of rank 3 in round 1" in text(run, round_number=1)
