@@ -250,8 +250,8 @@ def whole_line(message: str) -> str:
     Parsers and validators put the subject first, and what is wrong with it below.
     """
     message = _without_indent(message)
-    told = _launcher_line(message.strip()) or _within(message) or _NAMES.search(message)
-    if "\n" not in message or len(message) > _WHOLE_LIMIT or told:
+    single = _launcher_line(message.strip()) or _within(message) or _NAMES.search(message)
+    if "\n" not in message or len(message) > _WHOLE_LIMIT or single:
         return ""
     if fields := _validation_line(message.strip()):
         return fields

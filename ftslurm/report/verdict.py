@@ -245,8 +245,8 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
     from ftslurm.collectives.finding import ABORTED, DIFFERENT
     from ftslurm.collectives.judgement import CYCLE
 
-    parted = records.kind in DIFFERENT and records.certain
-    waited = bool(records.culprits or records.kind == CYCLE or parted) and worker.cause.cascade
+    differ = records.kind in DIFFERENT and records.certain
+    waited = bool(records.culprits or records.kind == CYCLE or differ) and worker.cause.cascade
     mismatched = worker.cause.name == "collective-mismatch" and records.kind in (*DIFFERENT, ABORTED)
     if not waited and not mismatched:
         return None

@@ -178,12 +178,12 @@ def verdict(failure: Json) -> str:
         # It names its ranks itself.
         return what(failure)
     if failure.get("awaited"):
-        return not_come(failure)
+        return _not_come(failure)
     # "rank 2 on n2 calls all_gather #118 where ...": a sentence, as of a node.
     return f"{subject(failure)}{' ' if by_nodes or by in _SENTENCES else ': '}{what(failure)}{follows(failure)}"
 
 
-def not_come(failure: Json) -> str:
+def _not_come(failure: Json) -> str:
     """``rank 2 has not come to a monitored barrier, where rank 0 on n1 gave up``."""
     ranks = clip(failure["awaited"], 24)
     has = "has" if ranks.isdecimal() else "have"

@@ -38,6 +38,22 @@ SIGNALS = {-11: "Segmentation fault (core dumped)", -6: "Aborted (core dumped)",
 NAMES = {-11: "SIGSEGV", -6: "SIGABRT", -9: "SIGKILL"}
 
 
+def _mpirun_end(failure: Failure, victim: int, process: str, pid: int, node: str) -> str:
+    """Return mpirun's lines on the first process that ended, whose name there is ``process``."""
+    if failure.code < 0:
+        shown = SIGNALS[failure.code].partition(" (")[0]
+        return (
+            f"mpirun noticed that process rank {victim} with PID {pid} on node {node} exited on signal"
+            f" {-failure.code} ({shown}).\n"
+        )
+    line = "-" * 60 + "\n"
+    return (
+        f"{line}mpirun detected that one or more processes exited with non-zero status, thus causing\n"
+        f"the job to be terminated. The first process to do so was:\n\n  Process name: {process}\n"
+        f"  Exit code:    {failure.code}\n{line}"
+    )
+
+
 @dataclass
 class Log:
     """A log and its truth: ``rank``: of the first failure; None: the log cannot show it."""
@@ -313,17 +329,7 @@ class Writer:
             return f"[1,{rank}]<stderr>:"
 
         text = self.before(failure, label) + self.labelled(failure.text, label(self.victim)) + failure.slurm
-        if failure.code < 0:
-            text += (
-                f"mpirun noticed that process rank {self.victim} with PID 0 on node {self.node(self.victim)} exited on "
-            )
-            text += f"signal {-failure.code} ({SIGNALS[failure.code].partition(' (')[0]}).\n"
-        else:
-            text += (
-                "-" * 60 + "\nmpirun detected that one or more processes exited with non-zero status, thus causing\n"
-            )
-            text += f"the job to be terminated. The first process to do so was:\n\n  Process name: [[1234,1],{self.victim}]\n"
-            text += f"  Exit code:    {failure.code}\n" + "-" * 60 + "\n"
+        text += _mpirun_end(failure, self.victim, f"[[1234,1],{self.victim}]", 0, self.node(self.victim))
         return Log("mpirun", {f"mpi.{self.job}.out": text}, self.victim, None, failure)
 
     def single(self, failure: Failure) -> Log:
@@ -425,18 +431,8 @@ class Writer:
             return f"[1,mpirank:{rank},algo-{1 + rank // 2}]<stderr>:"
 
         text = self.before(failure, label) + self.labelled(failure.text, label(self.victim)) + self.cascades(label)
-        how = f"exited on signal {-failure.code}" if failure.code < 0 else ""
-        if how:
-            text += (
-                f"mpirun noticed that process rank {self.victim} with PID 77 on node algo-{1 + self.victim // 2} {how} "
-            )
-            text += f"({SIGNALS[failure.code].partition(' (')[0]}).\n"
-        else:
-            text += (
-                "-" * 60 + "\nmpirun detected that one or more processes exited with non-zero status, thus causing\n"
-            )
-            text += f"the job to be terminated. The first process to do so was:\n\n  Process name: [[41154,1],{self.victim}]\n"
-            text += f"  Exit code:    {failure.code}\n" + "-" * 60 + "\n"
+        node = f"algo-{1 + self.victim // 2}"
+        text += _mpirun_end(failure, self.victim, f"[[41154,1],{self.victim}]", 77, node)
         text += "2026-11-21 10:07:03,101 sagemaker-training-toolkit INFO     Waiting for the process to finish and give a return code.\n"
         text += "2026-11-21 10:07:03,101 sagemaker-training-toolkit ERROR    Reporting training FAILURE\n"
         text += f"2026-11-21 10:07:03,101 sagemaker-training-toolkit ERROR    ExecuteUserScriptError:\nExitCode {abs(failure.code)}\n"

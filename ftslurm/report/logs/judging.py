@@ -75,8 +75,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     matcher.match(finder.found())
     errors, tails = matcher.errors, matcher.tails
     job, notes = _job_end(log, errors), _notes(log, finder, errors)
-    if matcher.said:
-        notes.insert(0, matcher.said)
+    if matcher.last_output:
+        notes.insert(0, matcher.last_output)
     if matcher.copies > 1:
         where = f", on {names(sorted(matcher.nodes))}" if len(matcher.nodes) > 1 else ""
         notes.insert(0, f"{matcher.copies} processes printed this traceback{where}; which ranks is not known of all")
@@ -101,8 +101,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
             notes.append(f"later: {job.text.strip()[:200]}")
         elif errors and first is not None:
             # That srun ends a step of which a task has failed is no news.
-            told = (end for end in log.ends.job if end.why and end.why != STEP_CANCELLED and end.number > first)
-            later = next(told, None)
+            ends = (end for end in log.ends.job if end.why and end.why != STEP_CANCELLED and end.number > first)
+            later = next(ends, None)
             notes += [f"later: {later.why}"] if later is not None else []
         job = None
     if state == "OUT_OF_MEMORY" and all(is_cascade(error) for error in errors.values()):

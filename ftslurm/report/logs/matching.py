@@ -16,11 +16,11 @@ from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
 from ftslurm.report.logs.origins import (
-    WORDS_LIMIT,
+    QUOTE_LIMIT,
     earlier_end,
+    last_output_before,
     logged_before,
     not_started,
-    said_before,
     silent_end,
     unused,
     was_survived,
@@ -54,7 +54,7 @@ class Matcher:
     Attributes:
         errors: the failures, by rank; unknown ranks have negative numbers.
         tails: the ends of their output, as text, by the same numbers.
-        said: what any rank printed last before the only end without a reason, or before others lost that rank.
+        last_output: what any rank printed last before the only end without a reason, or before others lost that rank.
         nodes: of the exceptions without a known rank.
         copies: how many processes printed the same traceback without a label, if more than ranks are known to fail so.
     """
@@ -65,7 +65,7 @@ class Matcher:
         self.tails: dict[int, str] = {}
         self.copies = 0
         self.nodes: set[str] = set()
-        self.said = ""
+        self.last_output = ""
 
     def match(self, found: Sequence[Found]) -> None:
         """Match the evidence, in its order, with the ends of ranks."""
@@ -89,7 +89,7 @@ class Matcher:
             self._bare()
         elif all(map(is_cascade, self.errors.values())):
             self._add_origin([each for each in found if each not in strong])
-        self._take_last_words(strong)
+        self._take_last_output(strong)
 
     def _add_origin(self, weak: Sequence[Found]) -> None:
         """Add what all failures, which are consequences, may follow from."""
@@ -100,7 +100,7 @@ class Matcher:
         if origin is not None:
             self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
 
-    def _take_last_words(self, strong: Sequence[Found]) -> None:
+    def _take_last_output(self, strong: Sequence[Found]) -> None:
         """Take the error that was logged last before the first consequence for the only rank whose end is known.
 
         Where no line has a label, a consequence was taken for that end as the only exception, or for none.
@@ -119,13 +119,13 @@ class Matcher:
         if known is None or not (is_cascade(known) or known.message == f"exit code {end.code}"):
             return
         first = min([*following, end.number])
-        line = said_before(self._log, first)
+        line = last_output_before(self._log, first)
         if line is None:
             return
         text = logged_error(line.text)
         if text is None or goes_on_without(text):
             before = "others lost their connections" if following else "its end"
-            self.said = f'the last line before {before}: "{line.text.strip()[:WORDS_LIMIT]}"'
+            self.last_output = f'the last line before {before}: "{line.text.strip()[:QUOTE_LIMIT]}"'
             return
         if is_cascade(known):
             number = unused(self.errors)
@@ -178,8 +178,10 @@ class Matcher:
             assert end.raised is not None
             self.errors[rank] = with_end(error_of(self._log, end.raised, rank, end.node), end)
             self.tails[rank] = ""
-        told = {first_line(end.raised) for end in in_table.values() if end.raised is not None}
-        unnamed = [each for each in unnamed if not (isinstance(each.thing, Raised) and first_line(each.thing) in told)]
+        in_rows = {first_line(end.raised) for end in in_table.values() if end.raised is not None}
+        unnamed = [
+            each for each in unnamed if not (isinstance(each.thing, Raised) and first_line(each.thing) in in_rows)
+        ]
         rest = {rank: end for rank, end in ends.items() if rank not in in_table}
         for rank in [rank for rank, end in rest.items() if end.by == "pod" and not self._is_there(unnamed, end)]:
             self.errors[rank], self.tails[rank] = of_end(rest.pop(rank), rank), self._log.tail_of(rank)

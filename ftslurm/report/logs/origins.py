@@ -19,7 +19,7 @@ from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.success import says_completed, works
 from ftslurm.report.logs.tracebacks import names_rank
 
-WORDS_LIMIT = 200
+QUOTE_LIMIT = 200
 _OF_RUNTIME = re.compile(r"\.(?:cc|cpp|h|hpp):\d+\]")
 """In lines of the runtime of collectives, which tell of connections, too."""
 _DIGITS = re.compile(r"\d+")
@@ -98,13 +98,13 @@ def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
         if line.task is not None or line.rank is not None or line.node is not None:
             files.setdefault(line.part, []).append(line)
     silent = [own for part, own in files.items() if part not in failed]
-    words = [(last, logged_error(last.text)) for own in silent if (last := _last_words(own)) is not None]
+    words = [(last, logged_error(last.text)) for own in silent if (last := _last_line(own)) is not None]
     logged = [(line, text) for line, text in words if text is not None and not goes_on_without(text)]
     if len(logged) == 1:
         line, text = logged[0]
-    elif len(words) == 1 and not logged and is_last_word(log, words[0][0]):
+    elif len(words) == 1 and not logged and has_unique_form(log, words[0][0]):
         line = words[0][0]
-        text = f'its output ends with "{line.text.strip()[:WORDS_LIMIT]}"'
+        text = f'its output ends with "{line.text.strip()[:QUOTE_LIMIT]}"'
     else:
         return None
     rank = log.rank_of(line)
@@ -112,27 +112,27 @@ def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
     return replace(error, node=log.node_of(line)), line.text
 
 
-def said_before(log: AttemptLog, number: int) -> Line | None:
+def last_output_before(log: AttemptLog, number: int) -> Line | None:
     """Return the last ordinary line of no known rank before a line, if it may be why a process ended."""
     before = [line for line in log.lines if line.number < number][-BEFORE_OTHERS:]
-    last = _last_words([line for line in before if line.number not in log.covered])
+    last = _last_line([line for line in before if line.number not in log.covered])
     if last is None or _rank_of(log, last, 60) is not None or log.part_of(number) != last.part:
         return None
-    if _OF_RUNTIME.search(last.text[:WORDS_LIMIT]):
+    if _OF_RUNTIME.search(last.text[:QUOTE_LIMIT]):
         return None
     text = logged_error(last.text)
     is_reason = text is not None and not goes_on_without(text)
-    return last if is_reason or is_last_word(log, last) else None
+    return last if is_reason or has_unique_form(log, last) else None
 
 
-def is_last_word(log: AttemptLog, line: Line) -> bool:
+def has_unique_form(log: AttemptLog, line: Line) -> bool:
     """Whether no other line has the form of this one, as those of progress have."""
     form = _DIGITS.sub("#", line.text)
     alone = sum(_DIGITS.sub("#", other.text) == form for other in log.lines) == 1
     return alone and not works(line.text) and not says_completed(line.text) and not went_on(line.text)
 
 
-def _last_words(lines: Sequence[Line]) -> Line | None:
+def _last_line(lines: Sequence[Line]) -> Line | None:
     last = next((line for line in reversed(lines) if line.text == GAP or not is_aftermath(line.text)), None)
     return None if last is None or last.text == GAP or works(last.text) else last
 
@@ -152,4 +152,4 @@ def _is_output(log: AttemptLog, line: Line) -> bool:
     return line.number not in log.covered and not is_aftermath(line.text) and logged_error(line.text) is None
 
 
-__all__ = ["earlier_end", "logged_before", "not_started", "said_before", "silent_end", "unused", "was_survived"]
+__all__ = ["earlier_end", "last_output_before", "logged_before", "not_started", "silent_end", "unused", "was_survived"]

@@ -71,7 +71,7 @@ def untangled(lines: Sequence[Line]) -> list[Line]:
     """Return the lines of a stream with each traceback in one piece, and lines of others after it."""
     if sum(HEADER in line.text for line in lines) == 0:
         return list(lines)
-    lines = _dealt(lines)
+    lines = _one_after_another(lines)
     sorter = _Sorter(lines)
     for i, line in enumerate(lines):
         sorter.add(i, untorn(line) if sorter.open else line)
@@ -79,7 +79,7 @@ def untangled(lines: Sequence[Line]) -> list[Line]:
     return sorter.done
 
 
-def _dealt(lines: Sequence[Line]) -> Sequence[Line]:
+def _one_after_another(lines: Sequence[Line]) -> Sequence[Line]:
     """Return the lines with equal tracebacks of ranks that wrote at once one after another.
 
     If all ranks raise the same at one place, each line is there as often as there are tracebacks, and their frames are
@@ -106,14 +106,14 @@ def _dealt(lines: Sequence[Line]) -> Sequence[Line]:
     queues: dict[str, list[Line]] = {}
     for line in part:
         queues.setdefault(line.text, []).append(line)
-    dealt: list[Line] = []
+    in_turn: list[Line] = []
     for _ in range(count):
         for text in wanted:
             if not queues.get(text):
                 return lines  # a line is missing: they were not equal
-            dealt.append(queues[text].pop(0))
+            in_turn.append(queues[text].pop(0))
     rest = [line for own in queues.values() for line in own]
-    return [*lines[: headers[0]], *dealt, *sorted(rest, key=lambda line: line.number), *lines[end:]]
+    return [*lines[: headers[0]], *in_turn, *sorted(rest, key=lambda line: line.number), *lines[end:]]
 
 
 def _last_lines(lines: Sequence[Line], begin: int) -> list[int]:
