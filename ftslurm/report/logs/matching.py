@@ -7,19 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
-from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import links
-from ftslurm.failures.stderr_witness import goes_on_without
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
 from ftslurm.report.logs.origins import (
-    QUOTE_LIMIT,
     earlier_end,
-    last_output_before,
     logged_before,
+    logged_last,
     not_started,
     silent_end,
     unused,
@@ -30,7 +27,6 @@ from ftslurm.report.logs.rank_errors import (
     error_of,
     is_cascade,
     of_end,
-    record,
     with_end,
     with_first,
     with_quote,
@@ -101,37 +97,20 @@ class Matcher:
             self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
 
     def _take_last_output(self, strong: Sequence[Found]) -> None:
-        """Take the error that was logged last before the first consequence for the only rank whose end is known.
+        """Take the error that was logged last for the reason of the only rank whose end is known, if it has none.
 
         Where no line has a label, a consequence was taken for that end as the only exception, or for none.
         """
         following = [each.number for each in strong if each.rank is None and self._follows(each)]
-        ends = {
-            rank: end
-            for end in self._log.ends.processes
-            if not end.stopped and end.code
-            for rank in self._log.ranks_of(end)
-        }
-        if len(ends) != 1:
+        origin, self.last_output = logged_last(self._log, self.errors, following)
+        if origin is None:
             return
-        (rank, end), *_ = ends.items()
-        known = self.errors.get(rank)
-        if known is None or not (is_cascade(known) or known.message == f"exit code {end.code}"):
-            return
-        first = min([*following, end.number])
-        line = last_output_before(self._log, first)
-        if line is None:
-            return
-        text = logged_error(line.text)
-        if text is None or goes_on_without(text):
-            before = "others lost their connections" if following else "its end"
-            self.last_output = f'the last line before {before}: "{line.text.strip()[:QUOTE_LIMIT]}"'
-            return
+        rank = origin[0].rank
+        known = self.errors[rank]
         if is_cascade(known):
             number = unused(self.errors)
             self.errors[number], self.tails[number] = replace(known, rank=number, node=None), self.tails[rank]
-        self.errors[rank] = with_end(record(rank, "exit", f"exit code {end.code}: {text}", line.number), end)
-        self.tails[rank] = line.text
+        self.errors[rank], self.tails[rank] = origin
 
     def _without_all_of_launch(self, unnamed: list[Found]) -> list[Found]:
         """Take a reason for all ranks of a launcher that printed it as often as it ended processes on its only node."""

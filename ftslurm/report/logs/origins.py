@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.logged_error import logged_error
@@ -14,7 +14,7 @@ from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
-from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, of_end, record
+from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, is_cascade, of_end, record, with_end
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.success import says_completed, works
 from ftslurm.report.logs.tracebacks import names_rank
@@ -112,7 +112,34 @@ def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
     return replace(error, node=log.node_of(line)), line.text
 
 
-def last_output_before(log: AttemptLog, number: int) -> Line | None:
+def logged_last(
+    log: AttemptLog, errors: Mapping[int, RankError], following: Sequence[int]
+) -> tuple[Origin | None, str]:
+    """Return the error that was logged last before the only known end, or a note on what was printed last there.
+
+    Args:
+        log: the lines.
+        errors: the failures; of the rank that ended so, a consequence or no reason is known.
+        following: the numbers of the lines of no known rank from which consequences are printed.
+    """
+    ends = {rank: end for end in log.ends.processes if not end.stopped and end.code for rank in log.ranks_of(end)}
+    if len(ends) != 1:
+        return None, ""
+    (rank, end), *_ = ends.items()
+    known = errors.get(rank)
+    if known is None or not (is_cascade(known) or known.message == f"exit code {end.code}"):
+        return None, ""
+    line = _last_output_before(log, min([*following, end.number]))
+    if line is None:
+        return None, ""
+    text = logged_error(line.text)
+    if text is None or goes_on_without(text):
+        before = "others lost their connections" if following else "its end"
+        return None, f'the last line before {before}: "{line.text.strip()[:QUOTE_LIMIT]}"'
+    return (with_end(record(rank, "exit", f"exit code {end.code}: {text}", line.number), end), line.text), ""
+
+
+def _last_output_before(log: AttemptLog, number: int) -> Line | None:
     """Return the last ordinary line of no known rank before a line, if it may be why a process ended."""
     before = [line for line in log.lines if line.number < number][-BEFORE_OTHERS:]
     last = _last_line([line for line in before if line.number not in log.covered])
@@ -152,4 +179,4 @@ def _is_output(log: AttemptLog, line: Line) -> bool:
     return line.number not in log.covered and not is_aftermath(line.text) and logged_error(line.text) is None
 
 
-__all__ = ["earlier_end", "last_output_before", "logged_before", "not_started", "silent_end", "unused", "was_survived"]
+__all__ = ["earlier_end", "logged_before", "logged_last", "not_started", "silent_end", "unused", "was_survived"]
