@@ -18,7 +18,7 @@ from typing import Any
 
 from ftslurm.event_log.reading import EventHistory
 from ftslurm.records.codec import to_json
-from ftslurm.report.wording import Style
+from ftslurm.report.layout import Style
 from ftslurm.text import plural, safe
 
 SCHEMA, VERSION = "ftslurm/event-history", 1

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE
+from ftslurm.report.layout import Style, by_sentences, shortened, with_short_paths
 from ftslurm.report.wording import (
     WORKER_KINDS,
     Json,
-    Style,
-    by_sentences,
     finding,
     first_of,
     follows,
     moment,
     place,
-    shortened,
     step_of,
     subject,
     those_ranks,
     verdict,
     what,
-    with_short_paths,
 )
 from ftslurm.text import cut_middle, duration, first_line, plural, safe
 

@@ -20,7 +20,8 @@ from ftslurm.monitor.triage import COLLECTIVES, Group, Triage, describe, is_held
 from ftslurm.records.error import Frame
 from ftslurm.report.facts import RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
-from ftslurm.report.wording import Json, Style, ranks_of
+from ftslurm.report.layout import Style
+from ftslurm.report.wording import Json, ranks_of
 from ftslurm.text import clip, ranges, safe
 
 NODES_KEPT, RANKS_KEPT = 8, 2000

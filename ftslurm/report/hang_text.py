@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ftslurm.dataclasses import replace
 from ftslurm.monitor.triage import COLLECTIVES
-from ftslurm.report.wording import Json, Style, ranks_of
+from ftslurm.report.layout import Style
+from ftslurm.report.wording import Json, ranks_of
 from ftslurm.text import clip, plural, safe
 
 GROUPS_SHOWN = 10

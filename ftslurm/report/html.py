@@ -28,6 +28,7 @@ from ftslurm.report.html_elements import (
     tag,
     traceback_lines,
 )
+from ftslurm.report.layout import Style
 from ftslurm.report.sections import (
     clocks,
     defect_lines,
@@ -41,7 +42,7 @@ from ftslurm.report.sections import (
 )
 from ftslurm.report.stopped import is_interrupted
 from ftslurm.report.text import headline
-from ftslurm.report.wording import Json, Style, cost_of, nodes_of, rank_of, ranks_of
+from ftslurm.report.wording import Json, cost_of, nodes_of, rank_of, ranks_of
 from ftslurm.text import clip, duration, names, plural, safe, size
 
 TITLE_WIDTH = 400

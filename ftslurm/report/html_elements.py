@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from ftslurm.failures.causes import PRIMARY
 from ftslurm.failures.own_code import is_library
 from ftslurm.report.accounting import hours, percent
+from ftslurm.report.layout import Style
 from ftslurm.report.sections import TRACEBACK_HEAD, TRACEBACK_TAIL, ended
-from ftslurm.report.wording import Json, Style, ranks_of
+from ftslurm.report.wording import Json, ranks_of
 from ftslurm.text import clip, duration, first_line, plural, safe, safe_lines
 
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/_.~-")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ftslurm.report.layout import Style
 from ftslurm.report.sections import (
     PROBLEMS_SHOWN,
     ROUNDS_SHOWN,
@@ -30,7 +31,7 @@ from ftslurm.report.sections import (
     traceback,
 )
 from ftslurm.report.text import hang_blocks, headline
-from ftslurm.report.wording import Json, Style, finding
+from ftslurm.report.wording import Json, finding
 from ftslurm.text import clip, duration, plural, safe
 
 # Lines that a reader's window wraps; cut only to keep a page readable.

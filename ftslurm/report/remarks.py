@@ -13,8 +13,9 @@ from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same
 from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker, beside_crash
+from ftslurm.report.layout import shortened
 from ftslurm.report.reported_before import FOLLOWING, is_adjacent, one_reported_first, reported_before
-from ftslurm.report.wording import shortened, those_ranks
+from ftslurm.report.wording import those_ranks
 from ftslurm.text import ranges
 
 CAUGHT_LIMIT, PLACES_SHOWN = 120, 3

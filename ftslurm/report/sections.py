@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from ftslurm.failures.causes import CASCADE
 from ftslurm.monitor.lateness import phrase
 from ftslurm.report.accounting import sentence
-from ftslurm.report.wording import Json, Style, brief, cost_of, finding, place, rank_of, step_of, verdict
+from ftslurm.report.layout import Style
+from ftslurm.report.wording import Json, brief, cost_of, finding, place, rank_of, step_of, verdict
 from ftslurm.text import clip, duration, first_line, names, plural, safe, safe_lines
 
 _STOPPED_FOR = re.compile(r"rank (\d{1,9}) on \S+ failed")

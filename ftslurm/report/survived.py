@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE
 from ftslurm.report.answer import SOURCE
-from ftslurm.report.wording import (
-    Json,
-    Style,
-    cost_of,
-    place,
-    shortened,
-    step_of,
-    verdict,
-)
+from ftslurm.report.layout import Style, shortened
+from ftslurm.report.wording import Json, cost_of, place, step_of, verdict
 from ftslurm.text import clip, first_line, plural, ranges, safe
 
 SURVIVED_SHOWN = 3

@@ -9,6 +9,7 @@ from typing import Any
 from ftslurm.failures.causes import OLDER_CHECKPOINT, OTHER_NODE, POINTLESS
 from ftslurm.rendezvous.checkpoints import bad_checkpoint
 from ftslurm.report.answer import ANSWER_LINES, SOURCE, answer, doubt_lines, of_rank, place_lines, round_of
+from ftslurm.report.layout import WIDTH, Style
 from ftslurm.report.lineage import requeue_line
 from ftslurm.report.lost_nodes import NO_AGENT
 from ftslurm.report.sections import (
@@ -31,9 +32,7 @@ from ftslurm.report.survived import failed_otherwise, repeated_failures, survive
 from ftslurm.report.wording import (
     SILENT,
     STACKS,
-    WIDTH,
     Json,
-    Style,
     after,
     crashes,
     standstill_of,

@@ -1,21 +1,17 @@
-"""Phrases and layout shared by all renderers: what failed and where, findings; widths, colours, dates (pure)."""
+"""Phrases shared by all renderers: what failed and where, and findings (pure)."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ftslurm.dataclasses import dataclass
+from ftslurm.report.layout import Style
 from ftslurm.report.stopped import is_interrupted, stop_result
-from ftslurm.text import clip, cut_middle, duration, first_line, names, plural, safe, short_host
+from ftslurm.text import clip, duration, first_line, names, plural, safe, short_host
 
 Json = Mapping[str, Any]
 
-WIDTH = 80
-# Lines that users copy (tracebacks, output) are not wrapped; beyond this width they are data, not text.
-EVIDENCE_WIDTH = 240
 NODES_SHOWN = 3
 NODE_SHOWN = 32  # characters
 
@@ -36,31 +32,8 @@ _OF_LAUNCHER = re.compile(r"/deepspeed/launcher/runner\.py$|/bin/(?:deepspeed|ho
 _OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
 # torchrun's folder of a run without an id, which is no node.
 _RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
-_WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
-_TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
-# Values in a list or mapping of a message; a shape is short.
-_DATA = re.compile(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
-# argparse's list of values, the process of a data loader, a source that is also with the evidence, and the number
-# of an error whose text follows.
-_BEHIND = re.compile(
-    r"(?<=Error: )\[Errno \d{1,3}\] (?=[A-Z])| \(choose from [^()]{1,2000}\)"
-    r"| \(in DataLoader worker process \d{1,6}\)(?=\W*$)"
-    r"|, from (?:its child's output|its stderr|the line before it)(?=\)\W*$)"
-)
-# Types that say nothing.
-_TYPE_BEHIND = re.compile(
-    r"(?<= \()(?:Runtime|DistBackend|Unpickling)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?"
-)
-_BEHIND_TYPE, _END = 12, 24
-# What was raised because of a failure, or after it, comes second.
-_SECOND = re.compile(
-    r"(?P<first>.*?) \((?P<second>(?:its cleanup raised|then) .*?)\)(?P<end>\)?(?:; (?:exit code \d+|then SIG\w+))?)"
-)
 # gloo and c10d begin their messages with their own source location, which fills half a line.
 _SHAPE = re.compile(r"\btorch\.Size\((\[[\d, ]*\])\)")
-_LONG_PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@=~-]{1,80}){3,40}/([\w.+@=~-]{1,120})(?![\w/])")
-_SENTENCE_ENDS = re.compile(r"(?<=[a-z0-9'\"`)\]][.!;])\s+(?=[A-Z])")
-_REQUIRED_BY = re.compile(r" \(required by [^()]{1,400}\)")  # of the dynamic linker
 _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\]:? ?")
 
 
@@ -73,26 +46,6 @@ STACKS = "by the stacks in the log: "
 def brief(text: str) -> str:
     """Return a message's first line without source locations of the runtime; shapes without their type."""
     return first_line(_SHAPE.sub(r"\1", _NATIVE_PLACE.sub("", text[: 64 * 1024])))
-
-
-def with_short_paths(text: str) -> str:
-    """Return a text whose long paths have no more than their last parts, for a line that has no room for more."""
-    return _LONG_PATH.sub(r".../\1", _REQUIRED_BY.sub("", text))
-
-
-def by_sentences(text: str, room: int) -> str:
-    """Return the first sentence of a text that is too long, with as many of the last ones as have room."""
-    first, *rest = _SENTENCE_ENDS.split(text)
-    if len(text) <= room or not rest or len(first) > room:
-        return text
-    kept = ""
-    for each in reversed(rest):
-        longer = f"{each} {kept}".rstrip()
-        if len(first) + len(longer) + 5 > room:
-            break
-        kept = longer
-    # An end that is too long may have the reason: it is cut in the middle.
-    return f"{first} ... {kept}" if kept else text
 
 
 def cost_of(cost: Json) -> str:
@@ -312,99 +265,3 @@ def nodes_of(each: Json) -> str:
     if number == 1:
         return safe(each["node"])
     return f"{number} nodes ({names(each['nodes'][:NODES_SHOWN])}{', ...' if number > NODES_SHOWN else ''})"
-
-
-def shortened(text: str, room: int) -> str:
-    """Cut in the middle; what came second first, and of a claim with its evidence in parentheses the evidence."""
-    both = _SECOND.fullmatch(text)
-    if both is not None and len(text) > room:
-        left = room - len(both["first"]) - len(both["end"]) - len(" ()")
-        if left >= _END:
-            return f"{both['first']} ({cut_middle(both['second'], left)}){both['end']}"
-        return shortened(f"{both['first']}{both['end']}", room)
-    if len(text) > room:
-        text = _BEHIND.sub("", text)
-    if len(text) > room:
-        text = _DATA.sub(r"\1...\2", text)
-    if len(text) > room:
-        # The title of a known cause says as much as the type of its exception.
-        text = _TYPE_BEHIND.sub("", text, count=1)
-    if len(text) <= room:
-        return text
-    begin = text.find(" (") + 2
-    if begin > 1 and text.endswith(")") and begin < room - 24:
-        return f"{text[:begin]}{cut_middle(text[begin:-1], room - begin - 1)})"
-    kind = _TYPE.match(text)
-    head = kind.end() + _BEHIND_TYPE if kind is not None else 0
-    if head <= room // 2 or room - head < _END:
-        return cut_middle(text, room)
-    # The subject is long: the type and the end of the message stay.
-    return f"{text[:head].rstrip()} ... {text[len(text) - (room - head - 5) :].lstrip()}" if len(text) > room else text
-
-
-def _clip_path(word: str, width: int) -> str:
-    """Cut a path that is too long for a line at its beginning."""
-    return word if len(word) <= width or "/" not in word else f"...{word[3 - width :]}"
-
-
-@dataclass(frozen=True)
-class Style:
-    """Colour or not, the number of columns, and the time zone (seconds since the epoch to a date)."""
-
-    colour: bool
-    width: int
-    zone: Callable[[float], Any]
-
-    def title(self, start: str, rest: str, colour: str, most: int = 2) -> list[str]:
-        """The first line, its start in colour; what does not fit into ``most`` lines is cut in the middle."""
-        lines = self.wrapped(start + rest, "", "  ")
-        room = most * self.width - len(start)
-        while len(lines) > most and room > self.width // 4:
-            lines = self.wrapped(start + shortened(rest, room), "", "  ")
-            room -= 4
-        lines[1:] = lines[1:most]
-        first = clip(lines[0], self.width)
-        if not self.colour:
-            return [first, *lines[1:]]
-        code = {"red": "31", "green": "32", "yellow": "33"}[colour]
-        return [f"\x1b[1;{code}m{first[: len(start)]}\x1b[0m{first[len(start) :]}", *lines[1:]]
-
-    def joined(self, lines: Iterable[str]) -> str:
-        """Join the lines of a title again."""
-        return " ".join(line.strip() for line in lines)
-
-    def section(self, title: str) -> str:
-        """The line above a block."""
-        return f"\x1b[1m{title}\x1b[0m" if self.colour else title
-
-    def line(self, text: str) -> str:
-        """Indent one line of ftslurm's own text, and cut it to the width."""
-        return clip(f"  {text}", self.width)
-
-    def quoted(self, lines: Iterable[str], prefix: str) -> list[str]:
-        """Set quoted lines behind a prefix."""
-        return [(prefix + cut_middle(line, EVIDENCE_WIDTH)).rstrip() for line in lines]
-
-    def wrapped(self, text: str, indent: str = "  ", deeper: str = "    ") -> list[str]:
-        """Wrap at blanks, but not before a unit; further lines are indented by ``deeper``.
-
-        Long words are cut, paths at their beginning, so that file and line remain.
-        """
-        lines: list[str] = []
-        line = indent
-        for word in (_clip_path(each, self.width - len(deeper)) for each in _WORD.findall(text)):
-            if len(line) + len(word) + 1 > self.width and line.strip():
-                lines.append(line)
-                line = deeper
-            line += word if not line.strip() else f" {word}"
-        lines += [line] if line.strip() else []
-        return [clip(each, self.width) for each in lines]
-
-    def date(self, time_ns: int | None, form: str = "%m-%d %H:%M:%S") -> str:
-        """Format a time in the reader's zone; a question mark if there is no such date."""
-        if time_ns is None:
-            return "?"
-        try:
-            return time.strftime(form, self.zone(time_ns / 1e9))
-        except (ValueError, OverflowError, OSError):
-            return "?"

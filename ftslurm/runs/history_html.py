@@ -10,7 +10,7 @@ from typing import Any
 from ftslurm.report.accounting import percent
 from ftslurm.report.html import document
 from ftslurm.report.html_elements import esc, link, row, table, tag
-from ftslurm.report.wording import Style
+from ftslurm.report.layout import Style
 from ftslurm.runs.history_text import WIDTH, cause_rows, headline, node_rows, run_rows, totals
 from ftslurm.text import duration, plural
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ftslurm.report.accounting import hours, percent
-from ftslurm.report.wording import Style, brief
+from ftslurm.report.layout import Style
+from ftslurm.report.wording import brief
 from ftslurm.status.table import columns
 from ftslurm.text import clip, duration, plural, safe
 

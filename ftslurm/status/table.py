@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ftslurm.report.wording import Json, Style
+from ftslurm.report.layout import Style
+from ftslurm.report.wording import Json
 from ftslurm.slurm.nodelist import NodeListError, compress
 from ftslurm.text import clip, duration, names, safe
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ftslurm.report.wording import WIDTH, Json, Style
+from ftslurm.report.layout import WIDTH, Style
+from ftslurm.report.wording import Json
 from ftslurm.slurm.nodelist import NodeListError, compress
 from ftslurm.status.stopping import NO_SAVE, stop_line
 from ftslurm.status.table import columns, table

@@ -14,8 +14,8 @@ from ftslurm.records.arrivals import ArrivalsRecord
 from ftslurm.records.codec import write_record
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
+from ftslurm.report.layout import EVIDENCE_WIDTH
 from ftslurm.report.text import render
-from ftslurm.report.wording import EVIDENCE_WIDTH
 from ftslurm.testing.runs import RunBuilder
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
