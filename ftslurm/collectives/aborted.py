@@ -27,7 +27,7 @@ class _Candidate(NamedTuple):
 
 
 def of_aborted(aborted: Aborted, groups: Collection[GroupOfRanks], found: Collection[Finding]) -> Finding | None:
-    """Return the call that does not match that of a rank which gloo aborted; None: it cannot be told.
+    """Return the call that does not match that of a rank which gloo aborted; None: it is not certain.
 
     Args:
         aborted: the rank.

@@ -26,7 +26,7 @@ from ftslurm.text import clip, plural, ranges, safe
 
 RANKS_SHOWN, NAME_SHOWN, PARTIES_SHOWN = 18, 24, 3
 PAIR, CYCLE_SHOWN = 2, 40
-"""Groups of a cycle that are told with their calls in one sentence; characters of the ranks of a longer one."""
+"""Groups of a cycle that are described with their calls in one sentence; characters of the ranks of a longer one."""
 
 _ADVICE = {
     OPERATION: "All ranks of a group must call the same collectives in the same order: see where paths part.",

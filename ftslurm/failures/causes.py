@@ -249,5 +249,5 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         return f"{cause.title} (exit code {evidence.exit_code})"
     end = f"exit code {evidence.exit_code}"
     # What a launcher or an interpreter states of the end says more than its code.
-    said = "" if evidence.message.startswith(("exit code", "exited", "failed")) else evidence.message
-    return f"{end}: {said}" if said else end
+    statement = "" if evidence.message.startswith(("exit code", "exited", "failed")) else evidence.message
+    return f"{end}: {statement}" if statement else end

@@ -1,6 +1,6 @@
 """The end of a program's stderr as a witness of why it ended: pure, bounded, and linear in the length of the text.
 
-A program that ends by an exit code, ``os._exit``, a signal or a nested launcher often has said why, just before: by a
+A program that ends by an exit code, ``os._exit``, a signal or a nested launcher often has printed why before: by a
 traceback, a logger's ERROR line, an assertion, a runtime's last message. It counts only at the end: after it come
 nothing but the lines that interpreters, libraries, launchers and shells print when a program ends. What stands further
 above was survived.
@@ -200,7 +200,7 @@ def is_aftermath(text: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of an output that says something, as far as that can be told; empty: none near the end."""
+    """Return the last line of an output that has a meaning, as far as that is certain; empty: none near the end."""
     for line in reversed(output_lines(text)[-LAST_LINES:]):
         bare = RANK_PREFIX.sub("", line)
         if not bare.strip() or bare[0].isspace() or _AT_END.match(bare):

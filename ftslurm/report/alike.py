@@ -151,8 +151,8 @@ def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
     The exit code alone is no proof, as a handler of SIGTERM may have given it: they also ended with the same lines.
     Where these have the reason, SIGTERM may have come before the process had ended.
     """
-    said = _last_lines(files, first.rank)
-    if first.kind != "exit" or first.exception is not None or not any(said):
+    last_lines = _last_lines(files, first.rank)
+    if first.kind != "exit" or first.exception is not None or not any(last_lines):
         return set()
     by_output = first.cause.name == "wrong-usage" or "stderr" in first.evidence
     stopped = (worker for worker in _workers(files) if worker.stopped_by_ftslurm and worker.error is None)
@@ -161,7 +161,7 @@ def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
         for worker in stopped
         if (worker.signal is None and worker.exit_code == first.exit_code) or (by_output and worker.signal == "SIGTERM")
     }
-    return {rank for rank in ended if _last_lines(files, rank) == said}
+    return {rank for rank in ended if _last_lines(files, rank) == last_lines}
 
 
 def _last_lines(files: RoundFiles, rank: int) -> list[str]:

@@ -77,9 +77,9 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
         # The message has no more than the title: that a connection broke.
         return f"{subject(cause)}: {cause['title']}{follows(cause)}"
     room = limit + width - 8  # of the second line, for its indent and word wrapping
-    told = what(cause)
+    description = what(cause)
     if len(text) > room:
-        text, told = (by_sentences(with_short_paths(each), room) for each in (text, told))
+        text, description = (by_sentences(with_short_paths(each), room) for each in (text, description))
     fits = len(text) <= room
     if fits or not of_rank(cause) or cause["hang"] is not None or cause["cause"] in UNTOLD:
         return text
@@ -88,7 +88,7 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
         room = max(room - len(head), width // 2)
         return f"{text[: len(head)]}{shortened(text[len(head) :], room)}"
     shown = shortened(text, room)
-    return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({told})"
+    return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({description})"
 
 
 def of_rank(failure: Json) -> bool:
@@ -136,10 +136,10 @@ def _noticed(failure: Json, hang: Json, room: int) -> str:
         return f"{moment(failure)}; {rank}: {message}"
     where = f"{safe(hang['where'])}; {moment(failure)}"
     message = message.removesuffix(")").rpartition(" (")[0] or message
-    told = f"{where}; {rank}: {message}"
+    whole = f"{where}; {rank}: {message}"
     # The first line names a rank whose own time-out it was.
     shorter = f"{where}; {message if its_own else rank}"
-    return next((text for text in (told, shorter) if len(text) <= room), where)
+    return next((text for text in (whole, shorter) if len(text) <= room), where)
 
 
 def _short(path: str) -> str:

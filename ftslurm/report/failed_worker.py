@@ -294,8 +294,8 @@ def judge(
     worker = replace(worker, nccl_warnings=warnings(*by_stream.values()))
     plain = _judged(worker, stderr, rows)
     survived = (*peers.survived, *(peers.healthy if _went_on(worker, tails) else ()))
-    said = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, survived, _stale(tails))
-    judged = plain if said is None else _with_output(plain, said, stderr, rows)
+    output = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, survived, _stale(tails))
+    judged = plain if output is None else _with_output(plain, output, stderr, rows)
     stacks = judged.stacks or by_stream.get("stacks") or _dumped(worker, stderr)
     frames = judged.frames or _frames(None, None, stacks)
     if not frames and judged.cause.name == STUCK:
@@ -341,48 +341,52 @@ def _judged(worker: FailedWorker, stderr: str, rows: Sequence[Cause]) -> FailedW
     )
 
 
-def _with_output(plain: FailedWorker, said: OutputEvidence, stderr: str, rows: Sequence[Cause]) -> FailedWorker:
+def _with_output(plain: FailedWorker, output: OutputEvidence, stderr: str, rows: Sequence[Cause]) -> FailedWorker:
     """Return a worker whose output says why it ended, with that as the reason, and the end by itself behind it."""
     first = plain.what.split("\n", 1)[0]
-    source = (*plain.evidence, "stderr" if said.source == "its stderr" else "output")
+    source = (*plain.evidence, "stderr" if output.source == "its stderr" else "output")
     inner = None
-    if said.exception is not None:
+    if output.exception is not None:
         # The end itself is described below.
-        raised = replace(plain, exception=said.exception, frames=said.exception.frames, exit_code=None, exit_message="")
+        raised = replace(
+            plain, exception=output.exception, frames=output.exception.frames, exit_code=None, exit_message=""
+        )
         inner = _judged(raised, stderr, rows)
-    if said.of_child:
-        why = said.found.text if inner is None else inner.what.split("\n", 1)[0]
+    if output.of_child:
+        why = output.found.text if inner is None else inner.what.split("\n", 1)[0]
         compiled = plain.cause.name in ("extension-build", "cuda-assert")
         head = plain.cause.title if compiled else first.partition(" of the command ")[0]
-        what = f"{head} ({why}, from {said.source}){')' * (head.count('(') - head.count(')'))}"
+        what = f"{head} ({why}, from {output.source}){')' * (head.count('(') - head.count(')'))}"
         what = f"{head}: {why}" if compiled else what
         usable = inner is not None and not inner.cause.cascade and (not inner.cause.vague or plain.cause.vague)
         cause = inner.cause if inner is not None and usable else plain.cause
         worker = replace(plain, cause=cause, what=what, evidence=source, alone=plain)
         if inner is None:
-            inner = replace(plain, frames=said.found.frames)  # of a crash, faulthandler's
-        return _of_child(worker, inner, f"{said.source}: {why}") if inner.frames != plain.frames else worker
+            inner = replace(plain, frames=output.found.frames)  # of a crash, faulthandler's
+        return _of_child(worker, inner, f"{output.source}: {why}") if inner.frames != plain.frames else worker
     if plain.what == NO_END and inner is not None:
         # Nothing else is known of it.
-        text = said.found.text if not said.certain else inner.what.split("\n", 1)[0]
-        return replace(inner, what=f"{text} (from {said.source})", evidence=source)
-    if inner is None or (not said.certain and (inner.cause.vague or inner.cause.cascade)):
+        text = output.found.text if not output.certain else inner.what.split("\n", 1)[0]
+        return replace(inner, what=f"{text} (from {output.source})", evidence=source)
+    if inner is None or (not output.certain and (inner.cause.vague or inner.cause.cascade)):
         # The shell's own line says what its exit code means.
         end = f"exit code {plain.exit_code}" if plain.cause.name.startswith("shell-") else first
-        text = first if said.found.text in first else f"{end}: {said.found.text} (from {said.source})"
-        return replace(plain, what=text, frames=plain.frames or said.found.frames, evidence=source)
-    text = inner.what.split("\n", 1)[0] if said.certain else said.found.text
-    thread = f" in thread {said.found.thread}" if said.found.thread else ""
+        text = first if output.found.text in first else f"{end}: {output.found.text} (from {output.source})"
+        return replace(plain, what=text, frames=plain.frames or output.found.frames, evidence=source)
+    text = inner.what.split("\n", 1)[0] if output.certain else output.found.text
+    thread = f" in thread {output.found.thread}" if output.found.thread else ""
     # It started a launcher, whose ranks have other numbers.
-    nested = said.found.rank is not None and said.found.rank != plain.rank >= 0
-    source_text = f"rank {said.found.rank} of its own launch, from {said.source}" if nested else f"from {said.source}"
+    nested = output.found.rank is not None and output.found.rank != plain.rank >= 0
+    source_text = (
+        f"rank {output.found.rank} of its own launch, from {output.source}" if nested else f"from {output.source}"
+    )
     return replace(
         inner,
         what=f"{text}{thread} ({source_text}){_end(plain)}",
         exit_code=plain.exit_code,
         exit_message=plain.exit_message,
         frames=inner.frames or plain.frames,
-        traceback=said.found.lines or plain.traceback,
+        traceback=output.found.lines or plain.traceback,
         evidence=source,
     )
 

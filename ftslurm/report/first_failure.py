@@ -17,7 +17,7 @@ from ftslurm.report.facts import UNNAMED, Doubt, LogTail
 from ftslurm.report.failed_worker import FailedWorker
 
 MISSING = "missing"
-"""Verdict on a rank that did not come to where the others gave up; then `what` is told as a sentence."""
+"""Verdict on a rank that did not come to where the others gave up; then `what` is a sentence."""
 TOO_FEW = "too-few"
 """Verdict on ranks that are all where a group is set up which waits for more; then `what` names them itself."""
 LOG_LINES = 20

@@ -160,7 +160,7 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         healthy = next((worker.rank for worker in workers if worker.rank not in failed), None)
         chosen += [] if healthy is None else [Output(healthy, ("stderr",))]
     if found and not found[0].raised:
-        # Ranks that ended in the same way while ftslurm stopped them have perhaps said the same.
+        # Ranks that ended in the same way while ftslurm stopped them have perhaps printed the same.
         workers = (worker for node in files.nodes for worker in node.workers)
         code = found[0].end[0]
         stopped = [each for each in workers if code and each.stopped_by_ftslurm]

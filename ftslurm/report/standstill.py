@@ -33,7 +33,7 @@ class Standstill:
         moving: the few ranks that moved while all others waited.
         triage: of all ranks' stacks.
         text: all that as a sentence.
-        by_records: whether the records of the ranks' collectives have told it.
+        by_records: whether the records of the ranks' collectives show it.
     """
 
     seconds: float

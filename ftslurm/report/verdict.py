@@ -79,7 +79,7 @@ class RoundVerdict:
         places: the triage of the ranks' stacks, if there are any.
         triage: the same if a rank hung; its suspects are those of the records of collectives, where these decide.
         collectives: what the records of the ranks' collectives show, if there are any.
-        by_collectives: whether the first failure, or the standstill, is told by them.
+        by_collectives: whether the first failure, or the standstill, follows from them.
         standstill: that no rank had moved before the round was stopped from outside.
         cwd: the working directory of its attempt.
         scheduler: Slurm's action that ended it, as text.
@@ -263,11 +263,13 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
     if own is None:
         return first
     # What it called is in its own traceback.
-    told = worker_failure(this.number, own, (), this.cwd)
-    where, hang = told.where, first.hang or {}
+    own_failure = worker_failure(this.number, own, (), this.cwd)
+    where, hang = own_failure.where, first.hang or {}
     if where is not None:
         hang = {**hang, "where": f"at {where['shown']}:{where['line']}"}
-    return replace(first, where=where or first.where, traceback=told.traceback, stacks=told.stacks, hang=hang)
+    return replace(
+        first, where=where or first.where, traceback=own_failure.traceback, stacks=own_failure.stacks, hang=hang
+    )
 
 
 def _missing(clocks: Clocks, this: RoundVerdict, found: Sequence[FailedWorker]) -> Triage | None:
@@ -428,15 +430,15 @@ def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | No
     from ftslurm.report.standstill import standstill
 
     more = (dead_threads(files, found), finished_ranks(found))
-    told = "; ".join(part for part in more if part)
+    remark = "; ".join(part for part in more if part)
     if records is not None:
         from ftslurm.report.collectives import decides, text_of, triage_by
 
         if decides(records, found):
             text = text_of(records, files)
-            still = standstill(files.stacks, found, told, text)
+            still = standstill(files.stacks, found, remark, text)
             return None if still is None else replace(still, triage=triage_by(records, found, text), by_records=True)
-    return standstill(files.stacks, found, told)
+    return standstill(files.stacks, found, remark)
 
 
 def _triage_of(files: RoundFiles) -> Triage:

@@ -111,16 +111,16 @@ def _asked_at_the_end(
     from ftslurm.runs.overview import job_in_queue
     from ftslurm.runs.restart import is_just_ending
 
-    until, told = monotonic() + WAIT_S, False
+    until, printed = monotonic() + WAIT_S, False
     while True:
         queued, problem = _asked(queue)
         job = job_in_queue(run, queued)
         if job is None or not is_just_ending(run, job) or monotonic() >= until:
             return queued, problem
-        if not told:
+        if not printed:
             state = safe(job.state.lower())
             print_error(f"ftslurm restart: job {job.job_id} is still {state}: waiting up to {WAIT_S:.0f} s for its end")
-            told = True
+            printed = True
         sleep(POLL_S)
 
 

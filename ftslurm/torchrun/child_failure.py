@@ -18,9 +18,9 @@ def failure_of(error: BaseException, round_: int, node: str) -> Failure | None:
     rank, first = error.get_first_failure()
     signal = first.signal_name() if first.exitcode < 0 else None
     message = f"exit code {first.exitcode}" if signal is None else f"killed by {signal}"
-    said = _text(first.message)
-    if signal is None and said and not said.startswith(NO_MESSAGE):
-        message = said.partition("\n")[0]
+    text = _text(first.message)
+    if signal is None and text and not text.startswith(NO_MESSAGE):
+        message = text.partition("\n")[0]
     return Failure(
         round_,
         node,

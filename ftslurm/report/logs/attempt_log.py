@@ -234,7 +234,7 @@ class AttemptLog:
         return tail if len(ranks) < 2 or own_words or witness(tail) is not None else ""
 
     def environment(self, before: int) -> list[str]:
-        """Return what modules and environments said before a command of the batch script failed."""
+        """Return what modules and environments printed before a command of the batch script failed."""
         found = [i for i, line in enumerate(self.lines) if line.number < before and _ENVIRONMENT.search(line.text)]
         return [" ".join(line.text.strip() for line in self.lines[i : i + 2])[:300] for i in found[:2]]
 

@@ -200,7 +200,7 @@ class Finder:
         return inside and (exception.type in ends or inner.type in ends[:2] or _CHILD in exception.message)
 
     def _is_reaction(self, each: Raised) -> bool:
-        """Whether a launcher had told before that a signal from outside stops it."""
+        """Whether a launcher had stated before that a signal from outside stops it."""
         return each.exception.type == "KeyboardInterrupt" and any(number <= each.begin for number in self._signalled)
 
     def _fate(self, each: Raised, own: Sequence[Line], rank: int | None) -> bool | None:

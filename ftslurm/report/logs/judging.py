@@ -257,7 +257,7 @@ def _stalled(log: AttemptLog) -> set[int]:
 
 
 def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
-    """Return what ranks said that had done their work, while the others lost their connections."""
+    """Return what ranks printed that had done their work, while the others lost their connections."""
     found: dict[int, str] = {}
     for line in log.lines:
         rank = line.rank if line.rank is not None else names_rank(line.text[:60])
