@@ -6,13 +6,15 @@ It joins the node's named pipe, the heartbeat pages and the watchdog (`ftslurm.m
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ftslurm.agent.host_resources import ResourceSampler
 from ftslurm.agent.journal import Journal
+from ftslurm.agent.log_activity import Outputs, log_sizes, outputs
 from ftslurm.agent.option_groups import ON
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.stack_collection import StackCollection
+from ftslurm.agent.worker_pages import has_begun, has_stepped, signs_of_movement, step_of, vitals_of
 from ftslurm.agent.workers import Worker, Workers
 from ftslurm.container import announced
 from ftslurm.dataclasses import dataclass
@@ -22,7 +24,6 @@ from ftslurm.monitor.heartbeat_page import INF
 from ftslurm.monitor.message import newest
 from ftslurm.monitor.movement import Movement
 from ftslurm.monitor.pipe import Pipe
-from ftslurm.monitor.stop_page import StopPage
 from ftslurm.monitor.timeouts import Learned, effective, to_env
 from ftslurm.monitor.timer_file import TimerFile
 from ftslurm.monitor.watchdog import TIMER, Expiry, Watchdog
@@ -297,7 +298,7 @@ class RankMonitor:
             return Message(self._with_rank(expiry.local_rank, f"{expiry.what}; its timer requests no signal"))
         number = expiry.signal if expiry.kind == TIMER else self._options.hang_signal
         page = self._read_page(expiry.local_rank)
-        return HungRank(expiry.local_rank, expiry.what, number, _step(page), expiry.since_s)
+        return HungRank(expiry.local_rank, expiry.what, number, step_of(page), expiry.since_s)
 
     # Vitals
 
@@ -321,7 +322,7 @@ class RankMonitor:
         Or until it has called `should_stop`: other nodes wait to learn whether the ranks take notice of a stop.
         """
         self._first_step_at = self._monotonic() + FIRST_STEP_S
-        if any(_has_begun(worker) for worker in self._workers.all):
+        if any(has_begun(worker) for worker in self._workers.all):
             self._first_step_at = None
             vitals = self.vitals(record.round)
             if vitals is not None:
@@ -336,8 +337,8 @@ class RankMonitor:
             (worker, heartbeat_page.read(worker.record_dir), stop_page.read(worker.record_dir))
             for worker in self._workers.all
         ]
-        ranks = tuple(_vitals_of(worker.rank, page, stop) for worker, page, stop in pages)
-        stepped = any(_has_stepped(page, stop) for _, page, stop in pages)
+        ranks = tuple(vitals_of(worker.rank, page, stop) for worker, page, stop in pages)
+        stepped = any(has_stepped(page, stop) for _, page, stop in pages)
         stoppable = sum(stop is not None and stop.calls > 0 and worker.ended_ns is None for worker, _, stop in pages)
         checkpoints = (loading.read(worker.record_dir) for worker in self._workers.all)
         first = next((path for path in checkpoints if path is not None), None)
@@ -346,7 +347,7 @@ class RankMonitor:
     @staticmethod
     def _vitals_of(worker: Worker) -> RankVitals:
         page, stop = heartbeat_page.read(worker.record_dir), stop_page.read(worker.record_dir)
-        return _vitals_of(worker.rank, page, stop)
+        return vitals_of(worker.rank, page, stop)
 
     def counts(self) -> dict[str, int]:
         """Return the survived errors by kind: garbage, foreign senders, misuse, long lines, restored pipes."""
@@ -377,11 +378,11 @@ class RankMonitor:
         self._sizes_pending = True
         # The courier's thread reads them, perhaps long after the round is over.
         files = dict(self._logs)
-        self._send(lambda: _log_sizes(files))
+        self._send(lambda: log_sizes(files))
 
     def on_log_sizes(self, sizes: object) -> None:
         """Handle the sizes of the ranks' log files; any other result, such as an error, counts as progress of all."""
-        if isinstance(sizes, _Outputs):
+        if isinstance(sizes, Outputs):
             self._outputs_pending = False
             self._movement.on_outputs(sizes)
             if self._collection is not None:
@@ -397,11 +398,11 @@ class RankMonitor:
     # Movement, for the report on a job that is stopped from outside
 
     def _sample_movement(self, alive: Sequence[Worker], at_once: bool = False) -> None:
-        signs = {worker.local_rank: _signs(worker) for worker in alive}
+        signs = {worker.local_rank: signs_of_movement(worker) for worker in alive}
         if self._movement.sample(alive, signs, at_once=at_once) and not self._outputs_pending:
             self._outputs_pending = True
             files = dict(self._logs)
-            self._send(lambda: _outputs(files, self._wall()))
+            self._send(lambda: outputs(files, self._wall()))
 
     def _note_movement(self, collection: StackCollection) -> None:
         if collection.stop is not None and not self._outputs_pending:
@@ -435,72 +436,3 @@ class RankMonitor:
     def _with_rank(self, local_rank: int | None, text: str) -> str:
         worker = self._worker(local_rank) if local_rank is not None else None
         return f"rank {worker.rank}: {text}" if worker is not None else text
-
-
-def _step(page: heartbeat_page.HeartbeatPage | None) -> int | None:
-    return page.progress.last_step if page is not None and page.progress is not None else None
-
-
-def _has_begun(worker: Worker) -> bool:
-    """Return whether it has reported or made a step, or called `should_stop`."""
-    page = heartbeat_page.read(worker.record_dir)
-    if page is not None and (page.progress is not None or page.automatic):
-        return True
-    stop = stop_page.read(worker.record_dir)
-    return stop is not None and stop.calls > 0
-
-
-def _has_stepped(page: heartbeat_page.HeartbeatPage | None, stop: StopPage | None) -> bool:
-    progress = page.progress if page is not None else None
-    # Each call of `should_stop` has a further step.
-    return (progress is not None and progress.last_step > progress.first_step) or (stop is not None and stop.calls > 1)
-
-
-def _vitals_of(rank: int, page: heartbeat_page.HeartbeatPage | None, stop: StopPage | None) -> RankVitals:
-    step = _step(page)
-    if step is None and stop is not None:
-        # A script that calls `should_stop(step)` need not call `progress(step)`, too.
-        step = stop.step
-    buckets = page.pace.buckets if page is not None else ()
-    made = page.optimizer_steps if page is not None and step is None else None
-    intervals = tuple((i, n) for i, n in enumerate(buckets) if n)
-    return RankVitals(rank, step, intervals, None if made is None else made.last_step)
-
-
-class _Outputs(dict[int, tuple[int, float]]):
-    """By local rank: the size of its output, and how many seconds ago it was written last."""
-
-
-def _outputs(logs: Mapping[int, Sequence[str]], now_s: float) -> _Outputs:
-    found = _Outputs()
-    for local_rank, paths in logs.items():
-        facts = [one for path in paths if (one := _size_and_time(path))[0]]
-        if facts:
-            found[local_rank] = (sum(size for size, _ in facts), now_s - max(at for _, at in facts))
-    return found
-
-
-def _size_and_time(path: str) -> tuple[int, float]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0.0
-    return found.st_size, found.st_mtime
-
-
-def _signs(worker: Worker) -> tuple[int, ...]:
-    """Return what changes when a rank moves, by its pages."""
-    page, stop = heartbeat_page.read(worker.record_dir), stop_page.read(worker.record_dir)
-    known = () if page is None else (page.beats.number, page.progress_ns, page.section_ns)
-    return known if stop is None else (*known, stop.calls, stop.waits)
-
-
-def _log_sizes(logs: Mapping[int, Sequence[str]]) -> dict[int, int]:
-    return {local_rank: sum(_size(path) for path in paths) for local_rank, paths in logs.items()}
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
