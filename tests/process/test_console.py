@@ -17,7 +17,8 @@ from test_run import Start
 
 from ftslurm import terminal
 from ftslurm.agent import output
-from ftslurm.agent.output import Console, LinesAtOnce, last_state
+from ftslurm.agent.output import Console, LinesAtOnce
+from ftslurm.agent.terminal import Terminal, last_state
 from ftslurm.kernel import FileNotifier
 
 start = test_run.start
@@ -210,7 +211,7 @@ def test_of_a_progress_bar_its_last_state_is_shown(line: bytes, shown: bytes) ->
 def test_a_progress_bar_is_shown_while_it_goes_on_but_not_each_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "BAR_IN_FILE_S", 0.5)
+    monkeypatch.setattr("ftslurm.agent.terminal.BAR_IN_FILE_S", 0.5)
     path = tmp_path / "log"
     path.write_text("\r  0%|    | 0/9\r 11%|#   | 1/9")
     with captured(tmp_path) as seen:
@@ -239,7 +240,7 @@ def test_on_a_terminal_a_progress_bar_is_one_line_and_other_lines_take_its_place
     saved = os.dup(2)
     os.dup2(other, 2)
     try:
-        terminal = output._Terminal()
+        terminal = Terminal()
         terminal.show_bar(2, b"[rank 0] 1%")
         terminal.show_bar(2, b"[rank 0] 2%")
         terminal.write(2, b"ftslurm: n1: round 2\n")

@@ -182,7 +182,7 @@ METHODS: dict[Component, dict[str, str]] = {
     containment.OUTPUT: {
         "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
         "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _execute _copy",
-        "ftslurm.agent.output:_Terminal": "fails: __init__ write",
+        "ftslurm.agent.terminal:Terminal": "fails: __init__ write",
     },
     containment.MESSAGES: {
         "ftslurm.agent.loop:": "fails: messages",
