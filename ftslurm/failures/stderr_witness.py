@@ -131,7 +131,8 @@ _COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S")
 # Of tools, behind the reason.
 _SUMMARY = re.compile(
     r"Error is not recoverable: exiting now|Exiting with failure status due to previous errors"
-    r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: "
+    r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: |^ninja: build stopped"
+    r"|^collect2: error: ld returned "
 )
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
@@ -197,6 +198,11 @@ def went_on(line: str) -> bool:
 def is_aftermath(text: str) -> bool:
     """Return whether an output has nothing but warnings and lines that are printed when a program ends."""
     return all(_AFTERMATH.match(RANK_PREFIX.sub("", line)) for line in output_lines(text))
+
+
+def is_summary(line: str) -> bool:
+    """Return whether a line is printed by a tool only behind the reason of its failure."""
+    return _SUMMARY.search(line) is not None
 
 
 def last_line(text: str) -> str:
@@ -335,7 +341,7 @@ class _Search:
             return True
         if even_if_logged and bare.startswith(" "):
             return False
-        return _AFTERMATH.match(bare) is not None
+        return _AFTERMATH.match(bare) is not None or _SUMMARY.search(bare) is not None
 
     def _of(self, last: Traceback) -> Witness:
         return _of_traceback(self.lines, last)
@@ -467,6 +473,7 @@ __all__ = [
     "error_before",
     "goes_on_without",
     "is_aftermath",
+    "is_summary",
     "last_line",
     "output_lines",
     "went_on",

@@ -5,12 +5,14 @@ Imported only for such a round: the classification of stacks is large.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.failures.exception_line import HEADER
+from ftslurm.failures.own_code import own_frame
 from ftslurm.monitor.faulthandler_text import Frame
 from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
 from ftslurm.monitor.stacks_file import Stacks
@@ -35,6 +37,7 @@ from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
 from ftslurm.report.root_cause import HANG
+from ftslurm.report.wording import those_ranks
 from ftslurm.text import clip, ranges
 
 if TYPE_CHECKING:
@@ -44,10 +47,13 @@ PARTIES = "parties"
 PARTIES_NAMED = 3
 GROUPS_KEPT, BRANCHES_FROM = 64, 6
 NATIVE_LINES = 60
+DEAD_ROOM = 90
+"""Characters about a thread that died that a headline has room for."""
+_DEAD = re.compile(r"(?P<thread>\w.{0,200}?) of (?:some )?rank.{0,20}? died(?: at \S{1,200})?: (?P<type>[\w.]+):")
 _ADVICE = {
     ODD: "The others wait for it: its stack below shows its own location.",
     ELSEWHERE: "It is not where most ranks are; Python's stacks do not show what those wait for.",
-    OVERDUE: "The time-out that expired was its own, and its Python stack shows no wait for another rank.",
+    OVERDUE: "Its own time-out expired, and its Python stack shows no wait for another rank.",
     MISMATCH: "Ranks took different paths through the script: check for a condition on the rank or on its data.",
     "stopped": "It was stopped from outside: by kill -STOP, a debugger or a suspended container.",
     "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: check dmesg there.",
@@ -129,11 +135,15 @@ def hang_failure(
     name = node or (suspect.nodes[0] if suspect else hang.node)
     last_step = worker.progress.last_step if worker and worker.progress else None
     tails = next((files.tails[each] for each in (rank, hang.rank) if each in files.tails), ())
+    dead = dead_threads(files, verdict)
+    # The headline has no room for a long message.
+    short = _DEAD.match(dead) if len(dead) > DEAD_ROOM else None
+    remarks = _raised_before(files, rank) if len(suspect_ranks) == 1 else ()
     plain = FirstFailure(
         round=files.number,
         kind=HANG,
         cause=cause,
-        what=_what(verdict, hang, dead_threads(files, verdict)),
+        what=_what(verdict, hang, dead if short is None else f"{short['thread']} died: {short['type']}"),
         signature=_signature(verdict, hang),
         node=name,
         nodes=tuple(dict.fromkeys(n for group in _named(verdict) for n in group.nodes))[:8] or (name,),
@@ -146,7 +156,7 @@ def hang_failure(
         advice=_advice(verdict) if files.stacks else cause.advice,
         where=location_of(frame.file, frame.line, frame.function, None, cwd) if frame else None,
         log=log_end(tails, None),
-        remarks=_raised_before(files, rank) if len(suspect_ranks) == 1 else (),
+        remarks=remarks if short is None or found is not None else (*remarks, dead),
         evidence=("state", *(("stacks",) if files.stacks else ())),
         hang={
             "rank": hang.rank,
@@ -184,9 +194,27 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
         hang={
             **(plain.hang or {}),
             "verdict": COLLECTIVES if found.culprits else f"{COLLECTIVES}-{PARTIES}",
-            "where": None if found.kind == LEFT else place_of(verdict),
+            "where": None if found.kind == LEFT else place_of(verdict) or _places_of(verdict, ranks),
         },
     )
+
+
+def _places_of(verdict: Triage, ranks: Sequence[int]) -> str | None:
+    """Return where those ranks are that the records are about, by their stacks: ``at a.py:3 (rank 0)``.
+
+    None: not known of all of them, or at too many places.
+    """
+    found = [(group, sorted(set(ranks) & set(group.ranks))) for group in verdict.groups]
+    parts = [(group, own) for group, own in found if own]
+    places = [group.activity.place if group.activity is not None else None for group, _ in parts]
+    if not 0 < len(parts) <= PARTIES_NAMED or sum(len(own) for _, own in parts) < len(set(ranks)):
+        return None
+    shown = [
+        f"{place.file.rpartition('/')[2]}:{place.line} ({those_ranks(ranges(own))})"
+        for place, (_, own) in zip(places, parts, strict=True)
+        if place is not None
+    ]
+    return f"at {', '.join(shown)}" if len(shown) == len(parts) else None
 
 
 def _step_at(files: RoundFiles, rank: int) -> int | None:
@@ -230,7 +258,7 @@ def dead_thread(rank: int, tail: LogTail) -> str:
     from ftslurm.failures import stderr_witness
 
     for dead in stderr_witness.dead_threads(tail.text)[-1:]:
-        place = f" at {_place_of(dead.frames[-1])}" if dead.frames else ""
+        place = f" at {_place_of(own_frame(dead.frames))}" if dead.frames else ""
         kind = "task" if f"<Task finished name='{dead.thread}'" in tail.text else "thread"
         return f"{kind} {dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
     return ""

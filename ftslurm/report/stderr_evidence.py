@@ -246,13 +246,22 @@ def _of_launcher(exception: ExceptionRecord, stderr: str) -> OutputEvidence | No
 
 def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return why a child process failed: from what the exception has of its output, else from the rank's own."""
-    from ftslurm.failures.stderr_witness import LOGGED, Witness, error_before, line_before, output_lines, witness
+    from ftslurm.failures.stderr_witness import (
+        LOGGED,
+        Witness,
+        error_before,
+        is_summary,
+        line_before,
+        output_lines,
+        witness,
+    )
 
     found = _of_compiler(exception.output or exception.message)
     if found is None:
         found = witness(exception.output) if exception.output else None
     if found is None and exception.output:
-        line = next((line for line in reversed(output_lines(exception.output)) if line.strip()), "")
+        lines = [line for line in output_lines(exception.output) if line.strip()]
+        line = next((line for line in reversed(lines) if not is_summary(line)), lines[-1] if lines else "")
         found = Witness(LOGGED, cut_middle(line.strip(), _CHILD_LIMIT)) if line else None
     if found is None and _COMPILER.search(exception.message):
         found = _of_compiler(stderr)

@@ -14,8 +14,8 @@ from ftslurm.report import collective_timeouts, consequence, health, root_cause,
 from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import alike, is_same
 from ftslurm.report.facts import Clocks, Doubt, History, RoundFiles, Snapshot
-from ftslurm.report.failed_worker import FailedWorker, judge
-from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, worker_failure
+from ftslurm.report.failed_worker import FailedWorker, beside_crash, judge
+from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, location_of, worker_failure
 from ftslurm.report.lost_nodes import (
     is_unreachable,
     lost_failure,
@@ -262,9 +262,12 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
     own = next((each for each in found if each.rank == first.rank), None)
     if own is None:
         return first
-    # What it called is in its own traceback.
+    # What it called is in its own traceback; gloo aborts a process in a thread of its own.
     own_failure = worker_failure(this.number, own, (), this.cwd)
+    beside = beside_crash(own) if own_failure.where is None else None
     where, hang = own_failure.where, first.hang or {}
+    if beside is not None:
+        where = location_of(beside.file, beside.line, beside.function, beside.source, this.cwd)
     if where is not None:
         hang = {**hang, "where": f"at {where['shown']}:{where['line']}"}
     return replace(
