@@ -89,6 +89,7 @@ class WorkerEnd:
         ended_ns: when the kernel reported it.
         recorded_ns: when the worker wrote its own error record; None: it wrote none.
         failure: summary of the failure; None when it ended with code 0.
+        by_itself: it ended with code 0 before it was sent a signal or left for a stop.
     """
 
     local_rank: int
@@ -97,6 +98,7 @@ class WorkerEnd:
     ended_ns: int
     recorded_ns: int | None
     failure: Failure | None
+    by_itself: bool = False
 
 
 @dataclass(frozen=True)

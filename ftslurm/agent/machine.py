@@ -95,7 +95,7 @@ class AgentMachine(Transitions):
         actions = self._decide(now, at_once=True) if end.failure is not None else []
         current.alive.discard(end.local_rank)
         current.ended[end.local_rank] = end
-        if self.phase == STOPPING and not current.failed_before_stop(end):
+        if self.phase == STOPPING and not end.by_itself and not current.failed_before_stop(end):
             current.stopped.add(end.local_rank)
         elif end.failure is not None:
             actions += self._note_failure(current, end.failure)

@@ -98,7 +98,8 @@ class WorkerExits:
             by_peers = failure.by_peers or aborted_by_torch(worker.record_dir, worker.rank)
             failure = replace(failure, leaving=_has_left(worker), by_peers=by_peers)
         recorded_ns = None if failed is None else failed.recorded_ns
-        return WorkerEnd(worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
+        how = (worker.local_rank, worker.exit_code, worker.signal, worker.ended_ns, recorded_ns, failure)
+        return WorkerEnd(*how, by_itself=not (_has_failed(worker) or worker.signalled or _has_left(worker)))
 
     def _failed_ns(self, worker: Worker) -> int:
         assert worker.ended_ns is not None

@@ -26,6 +26,7 @@ class Worker:
     Attributes:
         contained: started through the command of `--worker-prefix`; the rank may be a child of the process.
         begun: the rank has begun, and not only the command before it.
+        signalled: it was sent a signal.
     """
 
     local_rank: int
@@ -42,6 +43,7 @@ class Worker:
     core_dumped: bool = False
     contained: bool = False
     begun: bool = True
+    signalled: bool = False
     found: RankProcess | None = None
 
     @property
@@ -110,6 +112,7 @@ class Workers:
                 for pidfd in dict.fromkeys((rank, worker.pidfd) if number == signal.SIGKILL else (rank,)):
                     try:
                         kernel.pidfd_send_signal(pidfd, number)
+                        worker.signalled = True
                         if number == signal.SIGTERM:
                             kernel.pidfd_send_signal(pidfd, signal.SIGCONT)
                     except ProcessLookupError:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.nccl import is_stuck
-from ftslurm.failures.reason import PARSERS
+from ftslurm.failures.reason import PARSERS, links
+from ftslurm.records.error import ExceptionRecord
 
 Match = Callable[[Evidence], bool]
 
@@ -31,6 +32,14 @@ _OF_COMPILERS_ONLY = (
     "CppCompileError",
     "CompileTimeAssertionFailure",
 )
+CHILD_LOST = r"terminated abruptly|abruptly died"
+"""In the message of a pool of processes of which one was killed."""
+_CHILD_KILLED = re.compile(rf"killed by signal: Killed|exited unexpectedly|SIGKILL|{CHILD_LOST}")
+
+
+def lost_child(raised: ExceptionRecord) -> bool:
+    """Return whether an exception reports that a child process was killed, as by the kernel where memory ran out."""
+    return any(_CHILD_KILLED.search(each.message) for each in links(raised))
 
 
 def exception(*types: str, text: str = "") -> Match:

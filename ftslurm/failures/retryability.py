@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from ftslurm.failures.other_ranks import other_ranks
 from ftslurm.failures.reason import EXIT, judged, links, refuses_arguments
 from ftslurm.failures.signature import signature
 from ftslurm.records.error import HOST, ErrorRecord, ExceptionRecord
@@ -71,13 +72,13 @@ def retryability(record: ErrorRecord, life_s: float) -> dict[str, Any]:
         "at_start": it failed at start, by itself. "non_retryable": why it would fail again, as text, or None.
         "on_any_node": on any node, because the script or its arguments are wrong, not something missing on a node.
         "blame": BY_NODE: its message names the node's hardware; PERHAPS: the node may be the cause; None: hardly.
-        "by_peers": it lost a connection to other ranks, waited for them, or aborted in a collective.
+        "by_peers": it lost a connection to other ranks, waited for them, aborted in a collective, or names one of them.
         "signature": for comparison with other rounds' failures, see `ftslurm.failures.signature`; or None.
     """
     return {
         **_prospect(record, life_s),
         "blame": blame(record),
-        "by_peers": any(map(_by_peers, _chain(record))) or _aborted_in_a_collective(record),
+        "by_peers": any(map(_by_peers, _chain(record))) or _aborted_in_a_collective(record) or _names_others(record),
         "signature": signature(record),
     }
 
@@ -109,6 +110,11 @@ def _chain(record: ErrorRecord) -> list[ExceptionRecord]:
 def _aborted_in_a_collective(record: ErrorRecord) -> bool:
     """Whether the process aborted where it talked with other ranks: gloo does so when their calls do not match."""
     return record.signal == "SIGABRT" and _COLLECTIVES.search(record.stacks or "") is not None
+
+
+def _names_others(record: ErrorRecord) -> bool:
+    own = -1 if record.rank is None else record.rank
+    return any(other_ranks(link.message, own) for link in _chain(record))
 
 
 def _killed_at_its_own_limit(record: ErrorRecord) -> bool:

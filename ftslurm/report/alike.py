@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.failures.reason import EXIT
 from ftslurm.report.collective_timeouts import BY_WATCHDOG
 from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
@@ -55,7 +56,8 @@ class Alike:
                 if len(self.nodes) == 1 and self.nodes[0] not in UNNAMED_NODES
                 else ""
             )
-            return f"ranks {clip(ranges(self.ranks), RANKS_SHOWN)}{where}"
+            noun = "rank" if len(self.ranks) == 1 else "ranks"
+            return f"{noun} {clip(ranges(self.ranks), RANKS_SHOWN)}{where}"
         some = f"{len(self.ranks)} of {self.world} ranks"
         if self.scope == ALL:
             return "both ranks" if self.world == 2 else f"all {self.world} ranks"
@@ -103,6 +105,9 @@ def alike(
     same = [first, *(each for each in others if is_same(first, each))]
     ranks = {each.rank for each in same} | set(followers) | _ended_alike(files, first)
     named = named_ranks(first)
+    if named and ranks.isdisjoint(named) and min(ranks) >= 0:
+        # Their own output is not in a log.
+        return Alike(KNOWN, tuple(sorted(named)), len(named), ()) if world is None else None
     if named:
         # The others only raise what happened there.
         same, ranks = [each for each in same if each.rank in named], ranks & named
@@ -152,9 +157,12 @@ def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
     Where these have the reason, SIGTERM may have come before the process had ended.
     """
     last_lines = _last_lines(files, first.rank)
-    if first.kind != "exit" or first.exception is not None or not any(last_lines):
+    exits = first.exception is not None and first.exception.type == EXIT
+    if not (exits or (first.kind == "exit" and first.exception is None)) or not any(last_lines):
         return set()
-    by_output = first.cause.name == "wrong-usage" or "stderr" in first.evidence
+    # Python prints the message of `sys.exit`.
+    stated = exits and bool(last_lines[0]) and last_lines[0] in _NUMBER.sub("#", first.what)
+    by_output = first.cause.name == "wrong-usage" or "stderr" in first.evidence or stated
     stopped = (worker for worker in _workers(files) if worker.stopped_by_ftslurm and worker.error is None)
     ended = {
         worker.rank

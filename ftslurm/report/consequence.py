@@ -137,7 +137,7 @@ def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
     """Return where the ranks were that did not fail, and what they printed last, as far as recorded."""
     lines: list[str] = []
     for rank in found.ranks[:RANKS_SHOWN]:
-        where = _stack_place(files, rank) if found.kind == ABSENT else ""
+        where = stack_place(files, rank) if found.kind == ABSENT else ""
         lines += [f"rank {rank} was {where}"] if where else []
         text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
         # A line that is indented continues a warning.
@@ -170,7 +170,8 @@ def finished(files: RoundFiles) -> list[int]:
     return sorted(worker.rank for _, worker in _finished(files))
 
 
-def _stack_place(files: RoundFiles, rank: int) -> str:
+def stack_place(files: RoundFiles, rank: int) -> str:
+    """Return where a rank was, by its stacks; empty: unknown."""
     if rank not in files.stacks:
         return ""
     from ftslurm.monitor.triage import describe, triage

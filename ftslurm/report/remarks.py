@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line
+from ftslurm.failures.other_ranks import other_ranks
 from ftslurm.failures.own_code import is_library, own_frame
-from ftslurm.failures.reason import handled
+from ftslurm.failures.reason import handled, links
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same
@@ -18,7 +19,7 @@ from ftslurm.report.reported_before import FOLLOWING, is_adjacent, one_reported_
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import ranges
 
-CAUGHT_LIMIT, PLACES_SHOWN = 120, 3
+CAUGHT_LIMIT, PLACES_SHOWN, RANKS_NAMED = 120, 3, 2
 # Of torch's TCPStore.
 _TRIED = re.compile(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
@@ -47,6 +48,7 @@ def of_rank(
         *_native_thread(worker),
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
+        *_others_named(files, worker),
         *_reported(files, failed, tails),
     )
 
@@ -80,6 +82,16 @@ def _connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:
             found.setdefault(f"{tried[-1]['host']}:{tried[-1]['port']}", []).append(rank)
     ranks = sorted(found.items(), key=lambda pair: min(pair[1]))[:PLACES_SHOWN]
     return [f"{those_ranks(ranges(each))} tried to connect to {where} in vain" for where, each in ranks]
+
+
+def _others_named(files: RoundFiles, worker: FailedWorker) -> list[str]:
+    """Return where those ranks were that a failure names, but that had not failed when ftslurm stopped them."""
+    if worker.exception is None or worker.cause.cascade or not files.stacks:
+        return []
+    named = {rank for link in links(worker.exception) for rank in other_ranks(link.message, worker.rank)}
+    stopped = {one.rank for node in files.nodes for one in node.workers if one.stopped_by_ftslurm and one.error is None}
+    found = [(rank, consequence.stack_place(files, rank)) for rank in sorted(named & stopped)[:RANKS_NAMED]]
+    return [f"rank {rank} had not failed: it was {place}" for rank, place in found if place]
 
 
 def _forward_call(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
@@ -125,7 +137,10 @@ def while_handling(worker: FailedWorker) -> list[str]:
         return []
     if caught.type in SURVIVED_TYPES or handled(exception) is not None:
         return []
-    text = shortened(f"{caught.type}: {message_line(caught.message)}".rstrip(": "), CAUGHT_LIMIT)
+    message = message_line(caught.message)
+    if message and message in worker.what:
+        return []  # the headline has it
+    text = shortened(f"{caught.type}: {message}".rstrip(": "), CAUGHT_LIMIT)
     return [f"raised while handling {text} ({_place(caught)})"]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures.causes import ROWS
-from ftslurm.failures.reason import before_collective, by_distributed
+from ftslurm.failures.reason import EXIT, before_collective, by_distributed
 from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import (
@@ -57,6 +57,14 @@ class OwnFailure(NamedTuple):
         if self.record is not None and self.record.exception is not None:
             return True
         return self.record is None and self.failure is not None and self.failure.kind == "exception"
+
+    @property
+    def exited(self) -> bool:
+        """Whether it ended by an exit code of its own, as also by ``sys.exit``."""
+        type_ = self.record.type if isinstance(self.record, RecordSummary) else None
+        if self.record is not None and not isinstance(self.record, RecordSummary) and self.record.exception is not None:
+            type_ = self.record.exception.type
+        return not self.raised or type_ == EXIT
 
     @property
     def end(self) -> tuple[int | None, str | None]:

@@ -159,7 +159,7 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         workers = (worker for node in files.nodes for worker in node.workers)
         healthy = next((worker.rank for worker in workers if worker.rank not in failed), None)
         chosen += [] if healthy is None else [Output(healthy, ("stderr",))]
-    if found and not found[0].raised:
+    if found and found[0].exited:
         # Ranks that ended in the same way while ftslurm stopped them have perhaps printed the same.
         workers = (worker for node in files.nodes for worker in node.workers)
         code = found[0].end[0]

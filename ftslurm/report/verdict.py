@@ -12,7 +12,7 @@ from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
-from ftslurm.report.alike import alike, is_same
+from ftslurm.report.alike import ALL, alike, is_same
 from ftslurm.report.facts import Clocks, Doubt, History, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, beside_crash, judge
 from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, location_of, worker_failure
@@ -358,12 +358,19 @@ def _explained(snapshot: Snapshot, rounds: Sequence[RoundVerdict]) -> Iterator[R
 def _linked(rounds: Sequence[RoundVerdict]) -> Iterator[RoundVerdict]:
     """Add what follows from the other rounds: recovery, its cost, the same failure in earlier rounds."""
     by_signature: dict[str, list[int]] = {}
+    of_all: dict[str, tuple[int, str]] = {}
     for i, this in enumerate(rounds):
         first = this.first
         if first is not None:
             earlier = by_signature.setdefault(first.signature, [])
             first = replace(first, same_as_rounds=tuple(earlier[-EARLIER_KEPT:]))
             earlier.append(this.number)
+            if first.alike is not None and first.alike["scope"] == ALL:
+                of_all[first.signature] = this.number, str(first.alike["subject"])
+            elif first.alike is None and first.signature in of_all:
+                # In this round, the others were stopped before they came there.
+                number, subject = of_all[first.signature]
+                first = replace(first, remarks=(*first.remarks, f"in round {number}, {subject} failed so"))
         over = i + 1 < len(rounds) and this.outcome != "succeeded"
         cost = _cost(this, rounds[i + 1]) if over else None
         yield replace(this, first=first, recovered=over and first is not None, cost=cost)

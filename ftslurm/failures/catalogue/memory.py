@@ -6,7 +6,17 @@ import re
 
 from ftslurm.failures.catalogue.cause import PRIMARY, Cause
 from ftslurm.failures.evidence import Evidence
-from ftslurm.failures.predicates import at_end, either, ended, exception, loader_gone, os_error, signal, tail
+from ftslurm.failures.predicates import (
+    CHILD_LOST,
+    at_end,
+    either,
+    ended,
+    exception,
+    loader_gone,
+    os_error,
+    signal,
+    tail,
+)
 from ftslurm.failures.retryability import PERHAPS
 from ftslurm.records.error import HOST, LIMIT, UNKNOWN
 
@@ -14,6 +24,7 @@ _KILLED = either(
     signal("SIGKILL"),
     ended(137),
     exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Killed"),
+    exception("RuntimeError", "BrokenProcessPool", text=CHILD_LOST),
     loader_gone,
 )
 

@@ -23,7 +23,14 @@ from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
 from ftslurm.report.logs.origins import was_survived
-from ftslurm.report.logs.rank_errors import UNKNOWN, has_waited, is_cascade, oom_error, with_memory
+from ftslurm.report.logs.rank_errors import (
+    UNKNOWN,
+    has_waited,
+    is_cascade,
+    is_of_distributed,
+    oom_error,
+    with_memory,
+)
 from ftslurm.report.logs.silence import silence
 from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
@@ -51,6 +58,7 @@ class Judged:
         job: Slurm's statement, if it explains the end.
         job_id: the job, if a line states it.
         notes: for the reader.
+        by_resort: whether the failures are what a log without an end is evidence of, see `last_resort`.
     """
 
     errors: dict[int, RankError]
@@ -61,6 +69,7 @@ class Judged:
     job: JobEnd | None = None
     job_id: str | None = None
     notes: tuple[str, ...] = ()
+    by_resort: bool = False
 
 
 def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = None) -> Judged:
@@ -109,13 +118,14 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         error = oom_error(log)
         free = min([error.rank, *(number - 1 for number in errors if number < 0)]) if error.rank < 0 else error.rank
         errors[free], tails[free] = replace(error, rank=free), log.tail(log.lines) if not errors else ""
-    if not errors and state is None and not well and (resort := last_resort(log, finder.late)) is not None:
+    resort = None if errors or state is not None or well else last_resort(log, finder.late)
+    if resort is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
     errors = {number: with_memory(log, error) for number, error in errors.items()}
     errors, tails = _by_local_rank(log, errors, tails)
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
-    return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes))
+    return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes), resort is not None)
 
 
 def _by_local_rank(
@@ -166,6 +176,10 @@ def _follow(log: AttemptLog, errors: Mapping[int, RankError], job: JobEnd) -> bo
 
     Or from a launcher's, which was stopped from outside by another file, of which no order is known.
     """
+    if job.state == "NODE_FAIL" and job.node and all(map(is_of_distributed, errors.values())):
+        # Of the network, on the nodes that did not fail.
+        names_ = nodes_of(job.node)
+        return not any(error.node in names_ for error in errors.values())
     if not all(is_cascade(error) for error in errors.values()):
         return False
     elsewhere = all(log.part_of(error.order) != log.part_of(job.number) for error in errors.values())

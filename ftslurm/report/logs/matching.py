@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.nccl_timeout import timeout_in
-from ftslurm.failures.reason import links
+from ftslurm.failures.predicates import lost_child
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
@@ -37,7 +37,6 @@ from ftslurm.report.logs.torn import first_line, least_torn
 from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
-_CHILD_KILLED = re.compile(r"killed by signal: Killed|exited unexpectedly|terminated abruptly|SIGKILL")
 QUOTED = 12
 """Characters from which on a message that another one contains is the same by no chance."""
 CLOCK_DOUBT_S = 2
@@ -410,7 +409,7 @@ def _is_thrown(each: Found, crash: Found) -> bool:
 
 def _is_of_killed(each: Found) -> bool:
     """Whether an exception reports that a child process was killed, as by the kernel where memory ran out."""
-    return isinstance(each.thing, Raised) and any(_CHILD_KILLED.search(x.message) for x in links(each.thing.exception))
+    return isinstance(each.thing, Raised) and lost_child(each.thing.exception)
 
 
 def _noticed_first(ends: Mapping[int, End]) -> list[int]:

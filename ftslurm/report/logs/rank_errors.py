@@ -8,7 +8,8 @@ from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import classify
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.nccl_timeout import timeout_in
-from ftslurm.failures.reason import CUT, reason
+from ftslurm.failures.predicates import lost_child
+from ftslurm.failures.reason import CUT, by_distributed, reason
 from ftslurm.failures.traceback_text import open_frames
 from ftslurm.records.error import IN_LOG, ExceptionRecord, HostResources, OomKills
 from ftslurm.report.facts import RankError
@@ -124,7 +125,8 @@ def oom_error(log: AttemptLog) -> RankError:
 def with_memory(log: AttemptLog, error: RankError) -> RankError:
     """Return the error with the kernel's statement on memory."""
     kills = [each for each in log.ends.kernel if each.kind in ("cgroup", "host")]
-    killed = error.signal == "SIGKILL" or error.exit_code == 137 or "killed by signal: Killed" in error.message
+    killed = error.signal == "SIGKILL" or error.exit_code == 137
+    killed = killed or (error.exception is not None and lost_child(error.exception))
     if not kills or not killed or error.host_resources is not None:
         return error
     at_limit = any(each.kind == "cgroup" for each in kills)
@@ -139,6 +141,15 @@ def is_cascade(error: RankError) -> bool:
     worker = failed_worker_of(error.rank, None, error, None, "")
     # Of an abort, its last line is the evidence.
     return classify(evidence_of(worker, error.message if error.kind == "signal" else "")).cascade
+
+
+def is_of_distributed(error: RankError) -> bool:
+    """Return whether torch.distributed raised a failure, as where a peer's node is lost."""
+    raised = error.exception
+    if raised is None:
+        return is_cascade(error)
+    inner = raised.frames[-1].file if raised.frames else ""
+    return by_distributed(raised.type, raised.module, raised.message, inner)
 
 
 def has_waited(error: RankError) -> bool:

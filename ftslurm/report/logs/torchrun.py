@@ -48,6 +48,7 @@ class _Rank:
     tails: tuple[LogTail, ...] = ()
     hooked: bool = False  # whether torch's hook printed an exception, which nothing caught
     survived: bool = False  # whether it printed a traceback and then that it had done its work
+    by_resort: bool = False  # whether the error is only stated, see `Judged`
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -171,6 +172,10 @@ def _round(
     all_ranks = [rank for group in groups for rank in group]
     for _ in read_in_parallel(lambda rank: _read(rank, owners), all_ranks):
         pass
+    if any(each.error is not None and not each.by_resort for each in all_ranks):
+        # What a rank only stated was survived, or follows, where another one's failure is known.
+        for each in all_ranks:
+            each.error = None if each.by_resort else each.error
     firsts = _first_ranks(groups)
     nodes: list[RoundNode] = []
     errors: dict[int, RankError] = {}
@@ -244,7 +249,8 @@ def _read(rank: _Rank, owners: frozenset[int]) -> None:
             rank.survived = not rank.hooked
         rank.hooked = rank.hooked or hooked
         if rank.error is None:
-            rank.error = next(iter(judge([line._replace(local=None) for line in lines], rank=0).errors.values()), None)
+            judged = judge([line._replace(local=None) for line in lines], rank=0)
+            rank.error, rank.by_resort = next(iter(judged.errors.values()), None), judged.by_resort
     rank.tails = tuple(found)
 
 
