@@ -101,7 +101,7 @@ def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:
             frames = _with_own(inner.frames, exception.frames)
             if inner.type.endswith("Group") and not inner.exceptions:
                 inner = replace(inner, exceptions=exception.exceptions)
-            return replace(inner, frames=frames, raised_again=_again(exception, inner))
+            return replace(inner, frames=frames, raised_again=_again(exception, inner) or exception.raised_again)
     return None
 
 

@@ -34,6 +34,8 @@ OF_PEERS = (
 """Causes whose exceptions a rank raises in a collective because of the others."""
 FINISHED, ABSENT = "finished", "absent"
 SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
+_OF_MEETING = ("master-name", "master-unreachable", "rendezvous-timeout")
+"""Causes that a rank which was not started leaves to the others."""
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
 _SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 """What the program's own connections raise when the process at the other end has gone."""
@@ -250,6 +252,10 @@ def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWork
     if not ordered:
         return []
     first = ordered[0]
+    # What could not be started was missed where all meet.
+    absent = next((each for each in ordered if each.kind == "spawn"), None)
+    if absent is not None and first.cause.name in _OF_MEETING:
+        return [absent, *(each for each in ordered if each is not absent)]
     gave_up = [each for each in ordered[1:] if each.cause.cascade and each.cause.name not in _BROKEN]
     if not first.cause.cascade:
         by_peer = first.exception is not None and first.exception.type in _SOCKETS

@@ -101,7 +101,7 @@ ROWS: tuple[Cause, ...] = (
           "The message names the ranks that did not come: look where they were.",
           not_for="the ranks that the message names", behind=True),
     Cause("master-name", "the name of the master cannot be resolved", PRIMARY,
-          either(distributed(UNRESOLVED), unresolved),
+          either(distributed(UNRESOLVED), unresolved, exception("ValueError", text=r"\Ahost not found: ")),
           "Check MASTER_ADDR: one host name or address, which the script must not replace under ftslurm. Then name"
           " resolution on this node.",
           not_for="a master that does not answer"),

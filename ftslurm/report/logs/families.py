@@ -26,6 +26,7 @@ _WORD = re.compile(r"([A-Za-z]+)[^A-Za-z0-9]*$")
 _TASKS = frozenset(("rank", "task", "proc", "process", "worker", "member", "procid", "global"))
 _LOCALS = frozenset(("local", "localrank"))
 _NODES = frozenset(("node", "host", "nid", "cn", "gn", "n", "nodeid", "nodename"))
+_LETTERED = re.compile(r"(?<![A-Za-z])(?P<word>(?:node|host|machine|server)[-_]?)(?P<letter>[a-z])(?=[-_.])")
 _STREAMS = frozenset(("log", "out", "err", "stdout", "stderr", "output"))
 _HEADS = frozenset(("master", "chief", "launcher"))
 _WORKERS = _HEADS | {"worker"}
@@ -75,6 +76,13 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
         times: the times of last writing of all output files, by name, in nanoseconds.
         beside: the names of further output files.
     """
+    # Nodes that letters count.
+    numbered = {_numbered(name): name for name in times}
+    if set(numbered) != set(times) and len(numbered) == len(times):
+        found = family(_numbered(of), {name: times[own] for name, own in numbered.items()}, beside)
+        return [
+            each._replace(path=numbered[each.path], node=_lettered(numbered[each.path]) or each.node) for each in found
+        ]
     of = _counted_beside(of, times)
     shapes = [name for name in times if _shape(name) == _shape(of) and not _rotated(name, times)] or [of]
     places, counted = _places(of, shapes, times)
@@ -108,6 +116,16 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
     found += [Output(name) for name in more]
     keys: dict[object, int] = {}
     return [each._replace(part=keys.setdefault(_process(each.path), len(keys))) for each in sorted(found, key=_order)]
+
+
+def _numbered(name: str) -> str:
+    """Return a name in which numbers take the place of letters that count nodes: ``node-b.log``, ``node-1.log``."""
+    return _LETTERED.sub(lambda found: f"{found['word']}{ord(found['letter']) - ord('a')}", name, count=1)
+
+
+def _lettered(name: str) -> str | None:
+    found = _LETTERED.search(name)
+    return None if found is None else found[0]
 
 
 def _counted_beside(of: str, times: Mapping[str, int]) -> str:

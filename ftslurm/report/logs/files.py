@@ -55,7 +55,7 @@ def outputs(folder: Path, job: str | None = None, *, depth: int = 0) -> list[Out
     about = {name: time for name, time in times.items() if _ABOUT.fullmatch(name)}
     times = {name: time for name, time in times.items() if name not in about} or times
     newest = max(times, key=lambda name: (times[name], name))
-    found = _of_family(folder, newest, times)
+    found = _of_family(folder, newest, times, about)
     found = found if job is not None else _with_unnumbered(folder, found, times)
     found += _about(folder, about, found, times[newest]) if job is None else []
     return [*_per_rank_below(folder, times[newest], found), *found] if depth and job is None else found

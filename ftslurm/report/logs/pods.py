@@ -36,14 +36,15 @@ def evicted(lines: Sequence[Line], i: int) -> End | None:
 
 
 def not_started(lines: Sequence[Line]) -> tuple[Line, str] | None:
-    """Return the longest of the events by which a pod's container could not start; None: none, or it started later."""
-    failed = [(line, found[1].strip()) for line in lines if (found := _NOT_STARTED.match(line.text)) is not None]
-    if not failed:
+    """Return the longest of the events by which a pod's container could not start; None: none, or it started later.
+
+    Its line has the pod as its node.
+    """
+    failed = [(i, found[1].strip()) for i, line in enumerate(lines) if (found := _NOT_STARTED.match(line.text))]
+    if not failed or any(_STARTED.match(line.text) for line in lines[failed[-1][0] :]):
         return None
-    last = failed[-1][0].number
-    if any(line.number > last and _STARTED.match(line.text) for line in lines):
-        return None
-    return max(failed, key=lambda each: len(each[1]))
+    at, text = max(failed, key=lambda each: len(each[1]))
+    return lines[at]._replace(node=lines[at].node or _name(lines, at)), text
 
 
 def _name(lines: Sequence[Line], i: int) -> str | None:

@@ -17,6 +17,7 @@ from ftslurm.report.failed_worker import evidence_of, failed_worker_of
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End, nodes_of
 from ftslurm.report.logs.evidence import Evidence
+from ftslurm.report.logs.lines import process
 from ftslurm.report.logs.tracebacks import Crash, Raised
 
 UNKNOWN = -1
@@ -28,6 +29,10 @@ _BY_SLURM = re.compile(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|j
 _THROWN = re.compile(
     r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})"
 )  # before an abort
+# Of Ray, on the task that it killed: another process raises that.
+_BY_RAY = re.compile(
+    r"\(IP: (?P<ip>[\d.]{7,15}), ID: \w{1,80}\) where the (?:task|lease) \([^)]{0,300}?\bpid=(?P<pid>\d{1,9})\b"
+)
 _OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
 
 
@@ -52,6 +57,9 @@ def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = Non
         if "of the batch script)" in thing.message:
             error = replace(error, quotes=tuple(log.environment(thing.number)))
     node = (node if node not in LOCAL else None) or log.node_of(thing.line)
+    killed = _BY_RAY.search(error.exception.message) if error.exception is not None else None
+    if killed is not None:
+        return replace(error, node=process(killed["pid"], killed["ip"]))
     return replace(error, node=node, local_rank=thing.line.local)
 
 
