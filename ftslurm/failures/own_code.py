@@ -60,9 +60,10 @@ def _is_entry(frame: Frame) -> bool:
 
 
 def _of_application(frames: Sequence[Frame]) -> Frame:
-    if not (_is_entry(frames[0]) or frames[0].file.endswith("/runpy.py")):
-        return frames[-1]
     packages = [found[1] if (found := _PACKAGE.search(frame.file)) else "" for frame in frames]
+    # A package that calls torch is nearer to the user than torch.
+    if not (_is_entry(frames[0]) or frames[0].file.endswith("/runpy.py") or packages[-1] == "torch"):
+        return frames[-1]
     name = next((name for name in packages if name and name not in _FRONT_ENDS), "")
     own = [frame for frame, package in zip(frames, packages, strict=True) if name and package == name]
     # All else is a front end's: its script is the nearest to the user.

@@ -146,6 +146,7 @@ _NATIVE_LINE = re.compile(
 )  # of torch's C++ code and gloo's
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})$")
 _STACK = re.compile(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
+_OF_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):| {2}File \"| {2}\.\.\.$")
 _TABLE_ROW = re.compile(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
 _TABLE_CODE = re.compile(r"\s+exitcode +: (-?\d{1,5}) ")
 _OF_CHILD = re.compile(r"returned non-zero exit status|died with <Signals|exits with return code")
@@ -207,13 +208,21 @@ def is_summary(line: str) -> bool:
 
 def last_line(text: str) -> str:
     """Return the last line of an output that has a meaning, as far as that is certain; empty: none near the end."""
-    for line in reversed(output_lines(text)[-LAST_LINES:]):
+    for line in reversed(_above_dump(output_lines(text))[-LAST_LINES:]):
         bare = RANK_PREFIX.sub("", line)
         if not bare.strip() or bare[0].isspace() or _AT_END.match(bare):
             continue
         if "Warning: " not in bare and not _PROGRESS.match(bare):
             return "" if _STEP.search(bare) and not _STOPS.search(bare) else bare
     return ""
+
+
+def _above_dump(lines: list[str]) -> list[str]:
+    """Return the lines without stacks of faulthandler at their end, which a program has printed of all threads."""
+    end = len(lines)
+    while end and (not lines[end - 1].strip() or _OF_DUMP.match(RANK_PREFIX.sub("", lines[end - 1]))):
+        end -= 1
+    return lines[:end]
 
 
 def line_before(text: str, exception: str) -> str:
@@ -242,6 +251,8 @@ def error_before(text: str, exception: str) -> str:
         return by_compiler
     found: list[str] = []
     for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
+        if not line.strip():
+            continue
         if not _TROUBLE.search(line) or _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line):
             break
         found.insert(0, line)

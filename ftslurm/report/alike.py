@@ -121,7 +121,7 @@ def alike(
             and not watched
             and (not first.frames or any(_place(each) != _place(first) for each in same))
         )
-        alone = parted or any(0 <= each.rank not in ranks and not each.cause.cascade for each in others)
+        alone = parted or any(0 <= each.rank not in ranks and not _may_be_same(first, each) for each in others)
         nodes = tuple(dict.fromkeys(each.node for each in same))
         return None if alone or not all(worker.failed for worker in _workers(files)) else _known(same, ranks, nodes)
     on = {worker.rank: node.node for node in files.nodes for worker in node.workers}
@@ -177,6 +177,12 @@ def _last_lines(files: RoundFiles, rank: int) -> list[str]:
     texts = {tail.stream: tail.text for tail in files.tails.get(rank, ())}
     lines = [texts.get(stream, "").rstrip().rpartition("\n")[2] for stream in ("stderr", "stdout")]
     return [_NUMBER.sub("#", line) for line in lines]
+
+
+def _may_be_same(first: FailedWorker, other: FailedWorker) -> bool:
+    """Whether a failure in a log may be a consequence, or that of a rank of which no output is in it."""
+    bare = other.kind == "exit" and other.exception is None and other.exit_code == first.exit_code == 1
+    return other.cause.cascade or (bare and other.what.startswith("exit code"))
 
 
 def _differ(same: Sequence[FailedWorker]) -> bool:

@@ -254,6 +254,9 @@ def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWork
     first = ordered[0]
     # What could not be started was missed where all meet.
     absent = next((each for each in ordered if each.kind == "spawn"), None)
+    if first.cause.name == "rendezvous-timeout":
+        # Or it came, and lost the store.
+        absent = absent or next((each for each in ordered if each.cause.cascade and _meets(each)), None)
     if absent is not None and first.cause.name in _OF_MEETING:
         return [absent, *(each for each in ordered if each is not absent)]
     gave_up = [each for each in ordered[1:] if each.cause.cascade and each.cause.name not in _BROKEN]
@@ -265,6 +268,10 @@ def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWork
     else:
         better = None
     return list(ordered) if better is None else [better, *(each for each in ordered if each is not better)]
+
+
+def _meets(failed: FailedWorker) -> bool:
+    return any("/elastic/rendezvous/" in frame.file for frame in failed.frames)
 
 
 def _certainly_before(clocks: Clocks, number: int, one: FailedWorker, other: FailedWorker) -> bool:

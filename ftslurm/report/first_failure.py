@@ -24,7 +24,7 @@ LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
 _HEADER = "Traceback (most recent call last):"
 _HANDLER = re.compile(r"(?i)alarm|alrm|signal|sig_?(?:term|int|usr|hup)|timeout|timed_?out|handler")
-VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+VARIABLE = re.compile(r"0x[0-9a-fA-F]+|(?<=/)tmp\w{3,12}\b|\d+(?:\.\d+)?")
 
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?)/(.+)\Z")
 

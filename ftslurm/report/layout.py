@@ -15,7 +15,7 @@ WIDTH = 80
 EVIDENCE_WIDTH = 240
 
 _WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
-_TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)|refused its arguments): ")
+_TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)(?:: |\(['\"])|refused its arguments: )")
 # Values in a list or mapping of a message; a shape is short.
 _DATA = re.compile(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
 # argparse's list of values, the process of a data loader, a source that is also with the evidence, and the number
@@ -24,11 +24,19 @@ _BEHIND = re.compile(
     r"(?<=Error: )\[Errno \d{1,3}\] (?=[A-Z])| \(choose from [^()]{1,2000}\)"
     r"| \(in DataLoader worker process \d{1,6}\)(?=\W*$)"
     r"|, from (?:its child's output|its stderr|the line before it)(?=\)\W*$)"
+    r"| \(from (?:its child's output|its stderr|the line before it)\)(?=\W*$)"
+    r"|, exceeded error retry count after \d+ attempts"
 )
 # Types that say nothing.
 _TYPE_BEHIND = re.compile(
     r"(?<= \()(?:Runtime|DistBackend|Unpickling)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?"
 )
+# Before the reason that NCCL gives, and HCCL.
+_BY_NCCL = re.compile(
+    r"(?:(?:Runtime|DistBackend)Error: )?NCCL error(?: in)?: [^\n]{1,260}?\bNCCL (?:version )?\d[\d.]*\)?: (?=\S.{23})"
+)
+_SOURCE = re.compile(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
+_FUNCTION = re.compile(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
 _BEHIND_TYPE, _END = 12, 24
 # What was raised because of a failure, or after it, comes second.
 _SECOND = re.compile(
@@ -69,6 +77,8 @@ def shortened(text: str, room: int) -> str:
         return shortened(f"{both['first']}{both['end']}", room)
     if len(text) > room:
         text = _BEHIND.sub("", text)
+    for known, short in ((_BY_NCCL, _nccl), (_SOURCE, r"\1: "), (_FUNCTION, "")):
+        text = known.sub(short, text, count=1) if len(text) > room else text
     if len(text) > room:
         text = _DATA.sub(r"\1...\2", text)
     if len(text) > room:
@@ -85,6 +95,11 @@ def shortened(text: str, room: int) -> str:
         return cut_middle(text, room)
     # The subject is long: the type and the end of the message stay.
     return f"{text[:head].rstrip()} ... {text[len(text) - (room - head - 5) :].lstrip()}" if len(text) > room else text
+
+
+def _nccl(found: re.Match[str]) -> str:
+    """Return what remains of NCCL's introduction; nothing behind a cause."""
+    return "" if found.start() and found.string[found.start() - 1] == "(" else "NCCL error: "
 
 
 def _clip_path(word: str, width: int) -> str:

@@ -17,8 +17,10 @@ from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.layout import shortened
 from ftslurm.report.reported_before import FOLLOWING, is_adjacent, one_reported_first, reported_before
 from ftslurm.report.wording import those_ranks
-from ftslurm.text import ranges
+from ftslurm.text import cut_middle, ranges
 
+QUOTED = 40
+"""Characters by which a line that was printed has a message."""
 CAUGHT_LIMIT, PLACES_SHOWN, RANKS_NAMED = 120, 3, 2
 # Of torch's TCPStore.
 _TRIED = re.compile(
@@ -43,13 +45,14 @@ def of_rank(
         worker: the latter, perhaps judged anew.
         tails: the ends of its output.
     """
+    reported = _reported(files, failed, tails)
     return (
         *_dead_thread_of(worker, tails),
         *_native_thread(worker),
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
         *_others_named(files, worker),
-        *_reported(files, failed, tails),
+        *(reported or _right_above(worker, tails)),
     )
 
 
@@ -120,6 +123,20 @@ def _reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence
     place = f" at {_place(why)}" if why.frames else ""
     text = shortened(f"{why.type}: {message_line(why.message)}".rstrip(": "), CAUGHT_LIMIT)
     return [f"{rank} had printed before: {text}{place}"]
+
+
+def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
+    """Return the line that reports trouble right above a rank's traceback: of a library, or of the program's logger."""
+    text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
+    if worker.exception is None or {"stderr", "output"} & set(worker.evidence) or not text:
+        return []
+    from ftslurm.failures.stderr_witness import error_before
+
+    line = error_before(text, worker.exception.type).strip()
+    messages = [message_line(each.message) for each in links(worker.exception)]
+    if not line or any(message and (message[:QUOTED] in line or line in message) for message in messages):
+        return []
+    return [f'right above: "{cut_middle(line, CAUGHT_LIMIT)}"']
 
 
 def _place(exception: ExceptionRecord) -> str:

@@ -54,7 +54,8 @@ ROWS: tuple[Cause, ...] = (
           "Check NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the interfaces of this node (ip link, ibstat).",
           not_for="a connection that breaks in use", restart=OTHER_NODE),
     Cause("nccl-route", "NCCL cannot reach another rank's address", PRIMARY,
-          nccl(r"Connect to \S+ failed ?: ?(No route to host|Network is unreachable|Software caused connection abort)"),
+          nccl(r"(Connect to \S+ failed ?: ?|connect returned )(No route to host|Network is unreachable"
+               r"|Software caused connection abort)"),
           "See which interface NCCL uses (NCCL_SOCKET_IFNAME; 169.254 is link-local), and the route from this node.",
           not_for="a peer that has ended and refuses connections", restart=OTHER_NODE, symptom_of=NETWORK),
     # The peer's queue pair is gone when its process is: statuses 5 (flushed), 12 and 13 (retries exceeded).

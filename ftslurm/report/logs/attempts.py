@@ -38,6 +38,7 @@ _DIGITS = re.compile(r"\d+")
 _BY_SLURM = re.compile(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
 # Of a script; a program that tries something again has no banner.
 _BANNER = re.compile(r"(?i)(?:[=\-#*]{3,} ?|\+ (?:echo )?)(?:re-?try|(?:re)?start|attempt|try)\b.{0,80}$")
+_RETRY = re.compile(r"(?i)\b(?:re-?try(?:ing)?|restarting|trying again|(?:attempt|try) #?\d{1,4}\b)")
 _REST_OF_TABLE = re.compile(rf"{OF_TABLE.pattern}|={{10,}}$|\S{{1,300}} FAILED$|Root Cause \(first")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
 _OF_WORKER = re.compile(r"\S{1,400}\.py:\d+: \w*Warning: ")
@@ -66,6 +67,7 @@ def split(lines: Sequence[Line], ends: Ends) -> list[Sequence[Line]]:
             *_requeued(lines, ends),
             *_restarted(lines, ends),
             *_next_step(lines, ends),
+            *_tried_again(lines, ends),
         }
     )
     evidence = sorted([*(end.number for end in ends.processes if not end.stopped), *(e.number for e in ends.job)])
@@ -240,6 +242,18 @@ def _next_step(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
     known = sorted([*known, *(end.number for end in ends.job if not end.whole)])
     if known and ends_well(lines, sole=False) and any(works(line.text) for line in lines if line.number > known[-1]):
         yield known[-1] + 1
+
+
+def _tried_again(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
+    """The line by which a batch script says that it tries again, after the last table of torchrun, which had ended.
+
+    If a program works after it, or completes: a script says also that it tries no more.
+    """
+    tables = [end.number for end in ends.processes if end.by == "table" and end.root]
+    rest = [line for line in lines if tables and line.number > tables[-1] and not _REST_OF_TABLE.match(line.text)]
+    done = [i for i, line in enumerate(rest) if works(line.text) or says_completed(line.text)]
+    own = [i for i, line in enumerate(rest[: done[-1]] if done else ()) if line.rank is None]
+    yield from [rest[i].number for i in own if _RETRY.search(rest[i].text) is not None][-1:]
 
 
 def _known_begin(rest: Sequence[Line], masked: Sequence[str], most: int) -> bool:

@@ -70,6 +70,8 @@ _WHOLE = re.compile(
     r"|Watchdog caught collective operation timeout: WorkNCCL\([^)]{1,300}\) ran for"
 )
 _RANKS = ("rank", "global_rank", "RANK", "process_index")
+LABEL = 40
+"""Characters before a document that may be a label."""
 _KEYS = ("log", "message", "msg", "textPayload", "line", "text")
 
 
@@ -219,9 +221,15 @@ def _with_logged(lines: list[str]) -> list[str]:
 
     They come below the document's level, rank and message, as of a logger of text.
     """
-    if not any(line.startswith("{") and HEADER in line for line in lines):
+    if not any("{" in line[:LABEL] and HEADER in line for line in lines):
         return lines
-    return [part for line in lines for part in (_logged(line) if HEADER in line else [line])]
+    return [part for line in lines for part in (_labelled_document(line) if HEADER in line else [line])]
+
+
+def _labelled_document(line: str) -> list[str]:
+    """Return the lines of a document, each with the label of a launcher before it."""
+    label = line[: max(0, line[:LABEL].find("{"))]
+    return [f"{label}{part}" for part in _logged(line[len(label) :])]
 
 
 def _logged(line: str) -> list[str]:

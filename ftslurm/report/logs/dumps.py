@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ftslurm.failures.own_code import is_library
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.lines import Line
 from ftslurm.report.wording import STACKS
-from ftslurm.text import ranges
+from ftslurm.text import plural, ranges
 
 MOST = 4
 """Places that are shown."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):")
+_MAIN = re.compile(r' +File "[^"]{1,400}", line \d{1,9} in <module>')
 _FRAME = re.compile(r' +File "([^"]{1,400})", line (\d{1,9}) in (\S{1,200})')
 
 
@@ -25,12 +28,26 @@ def places(log: AttemptLog) -> str:
         where = _where(own) if rank is not None else ""
         if rank is not None and where:
             by_place.setdefault(where, []).append(rank)
+    if not by_place:
+        return _of_processes([line for own in log.streams.values() if log.rank_of(own[0]) is None for line in own])
     if not 2 <= len(by_place) <= MOST:
         return ""
     # Most ranks wait in the same call: the others are named first.
     ordered = sorted(by_place.items(), key=lambda each: (len(each[1]), "torch.distributed" in each[0]))
     parts = (f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)} {where}" for where, ranks in ordered)
     return STACKS + ", ".join(parts)
+
+
+def _of_processes(lines: Sequence[Line]) -> str:
+    """Describe where processes without labels were, by the stacks of their main threads; empty: at one place."""
+    begins = [i for i, line in enumerate(lines) if _THREAD.search(line.text)]
+    stacks = (lines[begin:end] for begin, end in pairwise([*begins, len(lines)]))
+    found = Counter(_where(own) for own in stacks if any(_MAIN.match(line.text) for line in own))
+    del found[""]
+    if not 2 <= len(found) <= MOST:
+        return ""
+    ordered = sorted(found.items(), key=lambda each: (each[1], "torch.distributed" in each[0]))
+    return STACKS + ", ".join(f"{plural(count, 'process')} {where}" for where, count in ordered)
 
 
 def _where(own: Sequence[Line]) -> str:

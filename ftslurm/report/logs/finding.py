@@ -75,7 +75,8 @@ _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
 _REFERS = re.compile(
-    r"(?i)root cause (?:is )?above|\b(?:see|check|inspect|refer to|look at)\b.{0,60}\b(?:above|earlier|previous)\b"
+    r"(?i)root cause (?:is )?above|\bsee (?:the )?stack ?trace for (?:the )?root cause"
+    r"|\b(?:see|check|inspect|refer to|look at)\b.{0,60}\b(?:above|earlier|previous)\b"
 )
 
 
@@ -99,6 +100,7 @@ class Finder:
         """Return what ended a process, as far as it can be known, in order."""
         all_of_them: list[Found] = []
         doubtful: list[Found] = []
+        logged: list[Found] = []
         referring: set[int] = set()
         for own, raised in self._log.raised:
             rank = self._log.rank_of(own[0])
@@ -117,6 +119,8 @@ class Finder:
                     # Its message names a rank, whose end the log may not state.
                     fate = self._fate(each, own, None) or fate
                 (all_of_them if fate else doubtful if fate is None else []).append(one)
+                if not fate and each.logged:
+                    logged.append(one)
                 if not fate and self._is_late(each, own):
                     self.late.append(one)
                 if fate is None:
@@ -124,7 +128,9 @@ class Finder:
                 elif not fate and not each.logged and of is None:
                     self.distant.append(each)
             all_of_them += self._stated(own, rank)
-        all_of_them = _without_copies(_without_late_threads([*all_of_them, *self._earlier(all_of_them, doubtful)]))
+        all_of_them = _without_copies(
+            _without_late_threads([*all_of_them, *self._earlier(all_of_them, doubtful, logged)])
+        )
         if len(referring) == 1:
             # It is of the rank that says so.
             all_of_them = [each._replace(rank=min(referring)) if each.rank is None else each for each in all_of_them]
@@ -323,19 +329,28 @@ class Finder:
                 return False
         return True
 
-    def _earlier(self, sure: Sequence[Found], doubtful: Sequence[Found]) -> list[Found]:
-        """Return the doubtful exception that is the reason if all sure ones follow from another rank's end."""
+    def _earlier(self, sure: Sequence[Found], doubtful: Sequence[Found], logged: Sequence[Found]) -> list[Found]:
+        """Return the doubtful exception that is the reason if all sure ones follow from another rank's end.
+
+        Args:
+            sure: what ended processes.
+            doubtful: what was perhaps caught.
+            logged: what was logged, perhaps by a program that then ended.
+        """
         raised = [each for each in sure if isinstance(each.thing, Raised)]
         gave_up = [line.number for line in self._log.lines if _WATCHDOG.search(line.text)]
         aborted = [each.number for each in sure if isinstance(each.thing, Reason) and self._follows(each)]
         noticed = [*(each.number for each in raised), *gave_up, *aborted]
         if not noticed or not all(self._follows(each) for each in raised):
             return []
-        aborts = [end for end in self._log.ends.processes if end.signal == "SIGABRT" and gave_up]
+        late_thread = any(_LATE_THREAD.match(line.text) for line in self._log.lines)
+        given_up = bool(gave_up) or late_thread
+        aborts = [end for end in self._log.ends.processes if end.signal == "SIGABRT" and given_up]
         if any(not end.stopped and end.code not in (0, 1) and end not in aborts for end in self._log.ends.processes):
             return []  # an end that is no exception's: the others follow from that
         first = min(noticed)
         near = [each for each in doubtful if each.number < first]
+        near += [each for each in logged if late_thread and each.number < first and not self._follows(each)]
         near = [each for each in near if self._log.between(last_line_of(each.thing), first) <= BEFORE_OTHERS]
         return near[-1:] or self._named_before(first)
 
@@ -367,8 +382,11 @@ class Finder:
         if not by_hook:
             return list(found)
         first = min(by_hook)
+        # Of a launcher's label, which is the same, it is not known who put it there.
         return [
-            each for each in found if not isinstance(each.thing, Raised) or _is_labelled(each) or each.number > first
+            each
+            for each in found
+            if not isinstance(each.thing, Raised) or each.thing.line.rank is not None or each.number > first
         ]
 
     def _without_superseded(self, found: Sequence[Found]) -> list[Found]:
@@ -400,7 +418,11 @@ def _without_late_threads(found: list[Found]) -> list[Found]:
         ]
     if not any(isinstance(each.thing, Raised) for each in found):
         return found
-    return [each for each in found if not isinstance(each.thing, Reason) or not _LATE_THREAD.match(each.thing.message)]
+    return [each for each in found if not _is_late_thread(each)]
+
+
+def _is_late_thread(each: Found) -> bool:
+    return isinstance(each.thing, Reason) and _LATE_THREAD.match(each.thing.message) is not None
 
 
 def _without_copies(found: Sequence[Found]) -> list[Found]:

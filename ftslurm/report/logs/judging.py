@@ -22,7 +22,7 @@ from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
-from ftslurm.report.logs.origins import was_survived
+from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
 from ftslurm.report.logs.rank_errors import (
     UNKNOWN,
     has_waited,
@@ -41,6 +41,10 @@ _MISSING_DIRECTORY = re.compile(
     r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
 )
 _MISSING_RANKS, _MISSING_RANK = re.compile(r"^(?:Missing|Stalled) ranks:\s*$"), re.compile(r"(\d{1,6})!?: \[")
+_DEAD_NODE = re.compile(
+    r"node with node id: \w{1,80} and address: (?P<node>[\w.:-]{1,80}) .{0,160}has been marked dead because"
+    r" (?P<why>[^.\n]{1,160})"
+)
 STALLED_SHOWN = 64
 _OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
@@ -203,12 +207,17 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
     if errors and not late and all(timeout_in(error.message) is not None for error in errors.values()):
         late = set(range(max(errors))) - errors.keys()
     if errors and len(late) * 2 <= len(errors) and not late & errors.keys():
-        notes += [f"rank {ranges(late)} printed no time-out of a collective: look there first"] if late else []
+        text = f"rank {ranges(late)} printed no time-out of a collective: look there first{_printed_last(log, late)}"
+        notes += [text] if late else []
     if errors and (stalled := _stalled(log) - errors.keys()):
         notes.append(f"rank {ranges(stalled)} had not joined, by Horovod's inspector: look there first")
     if errors and all(is_cascade(error) for error in errors.values()):
-        signalled_ranks = any("closing signal" in line.text for line in log.lines)
+        # Not all versions of torchrun have those in their tables that they stop.
+        listed = sum(end.by == "table" and end.stopped for end in log.ends.processes)
+        signalled_ranks = sum("closing signal" in line.text for line in log.lines) > listed
         notes += _finished(log, errors) or ([] if stopped or signalled_ranks else _not_in_table(log, errors))
+    dead = next((found for line in log.lines if (found := _DEAD_NODE.search(line.text))), None)
+    notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None and errors else []
     survived = [end for end in log.ends.processes if was_survived(log, end)]
     if survived and not errors:
         notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")
@@ -235,23 +244,31 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
 def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
     """Return the last line of the only one of these ranks, if it is none of progress."""
     own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
-    forms = [_DIGITS.sub("#", line.text) for line in log.lines]
-    # What others print, too, or it has printed before, is its progress.
-    if len(ranks) != 1 or not own or forms.count(_DIGITS.sub("#", own[-1].text)) > 1:
+    own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT])]
+    if len(ranks) != 1 or not own:
+        return ""
+    # What others print, too, is the progress of all.
+    form = _DIGITS.sub("#", own[-1].text)
+    if any(_DIGITS.sub("#", line.text) == form and _rank_named(log, line) not in ranks for line in log.lines):
         return ""
     return f'; it had printed last: "{_OWN_NAME.sub("", own[-1].text.strip(), count=1)[:100]}"'
 
 
 def _not_in_table(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
     """Return the ranks that printed, but that torchrun's table of all that failed or were stopped has not."""
-    table = {end.rank for end in log.ends.processes if end.by == "table"}
+    table = {end.rank for end in log.ends.processes if end.by == "table"} - {None}
     hosts = {end.node for end in log.ends.processes if end.by == "table"}
+    tasks = {rank for end in log.ends.processes if end.by == "srun" for rank in log.ranks_of(end)}
     printed = {rank for line in log.lines if (rank := _rank_named(log, line)) is not None}
-    ended = printed - table - errors.keys()
-    if not table or not ended or len(hosts) > 1:
+    if table:
+        printed |= set(range(max(rank for rank in table if rank is not None)))
+    known = table or tasks
+    ended = printed - known - errors.keys()
+    if not known or not ended or len(hosts) > 1:
         return []
-    verb = "it" if len(ended) == 1 else "they"
-    text = f"rank {ranges(ended)} is not in torchrun's table of those that failed: {verb} had ended without a failure"
+    it, be = ("it", "is") if len(ended) == 1 else ("they", "are")
+    what = "in torchrun's table of those" if table else "among srun's tasks"
+    text = f"rank {ranges(ended)} {be} not {what} that failed: {it} had ended without a failure"
     return [f"{text}{_printed_last(log, ended)}"]
 
 

@@ -128,11 +128,16 @@ def _last_error(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
     tail = "\n".join(line.text for line in lines)
     found: Witness | None = witness(tail)
     # Tracebacks have been judged; those in a logger's JSON have not.
-    if found is None or found.kind == CHILD or found.lines:
+    if found is None or found.kind == CHILD or found.lines or found.text in _ignored(log):
         return None
     line = next((line for line in reversed(lines) if found.text[:60] in line.text), lines[-1])
     rank = log.rank_of(line)
     return _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", tail)
+
+
+def _ignored(log: AttemptLog) -> set[str]:
+    """Return the exceptions that Python ignored; of several processes, their lines may be torn apart."""
+    return {each.headline for _, raised in log.raised for each in raised if each.ignored}
 
 
 def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
@@ -149,7 +154,9 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
     begin = max((i + 1 for i, line in enumerate(lines) if works(line.text) or says_completed(line.text)), default=0)
     # Tracebacks have been judged, with what introduces them.
     near = {i - k for i, line in enumerate(lines) if line.number in log.covered for k in range(INTRODUCTION)}
+    ignored = _ignored(log)
     those = [i for i in range(begin, len(lines)) if i not in near and _is_error(lines[i].text)]
+    those = [i for i in those if lines[i].text.strip() not in ignored]
     if not those:
         return None
     first = those[-1]

@@ -51,11 +51,12 @@ _REMOTE = re.compile(
     r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
 )
 _PROCESS = re.compile(r"\(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.]{7,15})")
+_OF_PROCESS = re.compile(r"(?:[\d.]+ )?pid \d+$")
 _REPR_RANK = re.compile(r"repr=\w[\w.]{0,120}\[rank=(\d{1,6})\]")
 REMOTE = " of process "
 """Behind the header of a traceback of Ray's: the process follows."""
 _HEADER = "Traceback (most recent call last):"
-_RANK_TAG = re.compile(r"\[(?:rank|worker|trainer)[ _#]?(\d{1,6})\] ")  # of a program's own logger
+_RANK_TAG = re.compile(r"[\[(](?:rank|worker|trainer)[ _#]?(\d{1,6})[\])] ")  # of a program's own logger
 _TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
 _POD = re.compile(
@@ -311,7 +312,9 @@ def _inner(line: Line, found: re.Match[str]) -> Line:
         return line._replace(text=text, task=int(found["local"]))
     if found["local"]:
         return line._replace(text=text, local=int(found["local"]))
-    return line._replace(text=text, node=line.node or process(found["pid"], found["ip"]))
+    # Of a process and the one that it started, the latter printed the line.
+    outer = line.node is not None and _OF_PROCESS.match(line.node) is not None
+    return line._replace(text=text, node=process(found["pid"], found["ip"]) if outer or not line.node else line.node)
 
 
 def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Line]]:

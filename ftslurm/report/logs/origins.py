@@ -20,7 +20,7 @@ from ftslurm.report.logs.success import says_completed, works
 from ftslurm.report.logs.tracebacks import names_rank
 
 QUOTE_LIMIT = 200
-_OF_RUNTIME = re.compile(r"\.(?:cc|cpp|h|hpp):\d+\]")
+OF_RUNTIME = re.compile(r"\.(?:cc|cpp|h|hpp):\d+\]")
 """In lines of the runtime of collectives, which tell of connections, too."""
 _DIGITS = re.compile(r"\d+")
 BEFORE_OTHERS = 40
@@ -145,7 +145,7 @@ def _last_output_before(log: AttemptLog, number: int) -> Line | None:
     last = _last_line([line for line in before if line.number not in log.covered])
     if last is None or _rank_of(log, last, 60) is not None or log.part_of(number) != last.part:
         return None
-    if _OF_RUNTIME.search(last.text[:QUOTE_LIMIT]):
+    if OF_RUNTIME.search(last.text[:QUOTE_LIMIT]):
         return None
     text = logged_error(last.text)
     is_reason = text is not None and not goes_on_without(text)

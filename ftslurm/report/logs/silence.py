@@ -14,6 +14,7 @@ from statistics import median
 
 from ftslurm.report.logs.end import JobEnd
 from ftslurm.report.logs.lines import GAP, Line
+from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.success import works
 from ftslurm.report.logs.tracebacks import names_rank
 from ftslurm.report.wording import SILENT
@@ -65,16 +66,22 @@ def _parsed(text: str, day: str) -> datetime | None:
 
 
 def _waiting(lines: Sequence[Line]) -> str:
-    """Return the last line of the only rank whose last line is none of progress; empty: there is none, or several."""
+    """Return the last line of the only rank whose last line is none of progress, or of the one that printed last.
+
+    Empty: there is none.
+    """
     last: dict[int, Line] = {}
     for line in lines:
         rank = line.rank if line.rank is not None else line.task if line.task is not None else names_rank(line.text)
-        if rank is not None and line.text.strip():
+        if rank is not None and line.text.strip() and not is_aftermath(line.text):
             last[rank] = line
     other = [rank for rank, line in last.items() if not works(line.text)]
     forms = [_DIGITS.sub("#", line.text) for line in lines]
     if not last and lines and forms.count(forms[-1]) == 1:
         return f'; the last line was "{_bare(lines[-1])}"'
+    final = lines[-1] if lines else None
+    if len(other) > 1 and final is not None and not works(final.text) and forms.count(forms[-1]) == 1:
+        other = [rank for rank, line in last.items() if line is final]
     if len(other) != 1 or len(last) < 2:
         return ""
     return f'; rank {other[0]} had printed last: "{_bare(last[other[0]])}"'

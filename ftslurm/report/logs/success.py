@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 
-_WORK = r"(?:pre-?)?(?:training|finetuning|fine-tuning|optimi[sz]ation|run|job|program|experiment|fit|main|script)"
+_WORK = (
+    r"(?:pre-?)?(?:training|finetuning|fine-tuning|optimi[sz]ation|run|job|program|experiment|fit|main|script|steps"
+    r"|epochs|batches)"
+)
 _COMPLETED = re.compile(
     r"(?i)(?:[^A-Za-z]{0,60}|.{0,80}\b(?:INFO|NOTICE|SUCCESS)\b[^A-Za-z]{0,8}(?:[\w.:-]{1,60} ?[-:|\]]+ )?)"
     r"(?:rank ?\d+(?:/\d+)?[\s:|\]]*)?(?:attempt ?\d+[\s:|\]]*)?"

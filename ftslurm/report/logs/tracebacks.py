@@ -64,6 +64,9 @@ SIGNALS = {
 }
 
 
+IGNORED_LINES = 6
+
+
 @dataclass(frozen=True)
 class Raised:
     """An exception with its traceback in a log.
@@ -207,9 +210,18 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         caught,
         spawned=spawned is not None,
         ignored=found.ignored
+        or _is_below_ignored(lines, found.first)
         or (prefix[:1].isspace() and not prefix.strip() and _WARNING.search(before[:400]) is not None)
         or _is_of_warning([line.text for line in lines[found.end : found.end + 3]]),
     )
+
+
+def _is_below_ignored(lines: Sequence[Line], first: int) -> bool:
+    """Whether Python ignores the exceptions of several processes, which have printed that at once."""
+    for line in reversed(lines[max(0, first - IGNORED_LINES) : first]):
+        if line.text.strip() and line.text.strip() != HEADER:
+            return line.text.count("Exception ignored in") > 1
+    return False
 
 
 def _is_of_warning(after: Sequence[str]) -> bool:
@@ -254,7 +266,8 @@ def _is_logged(before: str) -> bool:
     if level is None or before.startswith(("srun:", "slurmstepd")):
         return False
     # A warning of something else may be above a traceback by chance.
-    return "warn" not in level[0].lower() or _OF_EXCEPTION.search(before[:400]) is not None
+    mild = "warn" in level[0].lower() or level[0].lstrip("[").startswith("W")
+    return not mild or _OF_EXCEPTION.search(before[:400]) is not None
 
 
 def was_caught(before: str) -> bool:
