@@ -112,18 +112,25 @@ def place_lines(failure: Json, style: Style, when: str | None = None) -> list[st
     line = ", ".join(
         part for part in (f"at {where}" if where else "", when.removeprefix("in ") if where else when) if part
     )
-    raised = failure["raised_in"]
+    room = style.width - 2
     if failure["rank"] is None and failure["ranks"]:
         line += f"; it had {those_ranks(failure['ranks'])}"
-    elif failure["alike"] is not None:
-        line += f"{'; ' if line else ''}first noticed: {first_of(failure)}"
     elif failure["hang"] is not None:
-        line = _noticed(failure, failure["hang"], style.width - 2)
-    elif raised is not None:
-        at = f" (raised in {_short(safe(raised['shown']))}:{raised['line']})"
-        # In line three there is room for no more.
-        line += at if len(line) + len(at) + 2 <= style.width else ""
+        line = _noticed(failure, failure["hang"], room)
+    elif failure["raised_in"] is not None and where:
+        line = _with_raised(line, where, failure["raised_in"], room)
+    if failure["alike"] is not None and failure["hang"] is None:
+        first = f"{'; ' if line else ''}first noticed: {first_of(failure)}"
+        line += first if "(raised in" not in line or len(line) + len(first) <= room else ""
     return style.wrapped(line)
+
+
+def _with_raised(line: str, where: str, raised: Json, room: int) -> str:
+    """Add where a library raised it, if there is room in one line: without the own function, or its directories."""
+    at = f" (raised in {_short(safe(raised['shown']))}:{raised['line']})"
+    bare = where.partition(" in ")[0]
+    shorter = (line.replace(where, each, 1) for each in (where, bare, with_short_paths(bare)))
+    return next((f"{each}{at}" for each in shorter if len(each) + len(at) <= room), line)
 
 
 def _noticed(failure: Json, hang: Json, room: int) -> str:

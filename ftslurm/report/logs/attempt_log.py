@@ -174,9 +174,10 @@ class AttemptLog:
                 return end
         return None
 
-    def goes_on(self, number: int) -> bool:
-        """Whether a line after that one is of a program that works, has done its work, or survived a failure."""
-        rest = self.lines[bisect_right(self.lines, number, key=number_of) :]
+    def goes_on(self, number: int, lines: Sequence[Line] | None = None) -> bool:
+        """Whether a later line, of a stream or of all, is of a program that works, has done its work, or survived."""
+        lines = self.lines if lines is None else lines
+        rest = lines[bisect_right(lines, number, key=number_of) :]
         # A progress bar is drawn once more when it is closed.
         bars = [line.number for line in rest if _BAR.search(line.text)]
         rest = [line for line in rest if line.number not in bars] if len(bars) <= CLOSED_BARS else rest

@@ -230,7 +230,10 @@ class Finder:
             return True
         # An exception that nothing catches gives exit code 1; another code follows closely, if at all.
         worked = end is not None and end.code != 1 and self._works_between(own, each.end, end.number)
+        closes = end is None and not gap and not each.logged and ordinary <= CLOSING_LINES
         if rank is not None:
+            if closes and not self._log.ends.processes and not self._log.goes_on(each.end, own):
+                return True
             ended = end is not None and end.rank in (rank, None) and not gap and ordinary <= CLOSING_LINES
             # A program may log an exception and end with a code of its own.
             if ended and (each.logged or not worked):
@@ -242,13 +245,7 @@ class Finder:
         if end is not None and not gap and ordinary <= limit and not worked:
             return True
         # A batch script's last words, as "Done" or a time.
-        if (
-            end is None
-            and not gap
-            and not each.logged
-            and ordinary <= CLOSING_LINES
-            and not self._log.goes_on(each.end)
-        ):
+        if closes and not self._log.goes_on(each.end):
             return True
         return None if (gap or ordinary <= OTHERS_LINES) and not each.logged else False
 
