@@ -1,4 +1,4 @@
-"""A runtime's message on stderr before it aborts its process: libstdc++, libc++, the C library and UCX (pure).
+"""A runtime's message on stderr before it aborts its process: libstdc++, libc++, the C library, UCX and ROCm (pure).
 
 Any program may print such text; it counts only at a line's start in the last output of a process ended by SIGABRT.
 """
@@ -12,7 +12,7 @@ from ftslurm.text import cut_middle
 
 LIMIT = 200
 _TAIL = 16 * 1024
-_WHOLE = ("fatal", "clang", "plain", "assertion", "libc", "ucx")
+_WHOLE = ("fatal", "clang", "plain", "assertion", "libc", "ucx", "hsa")
 _NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] | Is there a distributed collective mismatch in your code\?")
 _TWICE = re.compile(r"(.{4,100}?)\1+")
 _THROWN = (
@@ -25,6 +25,7 @@ _THROWN = (
     r"|double free or corruption[^\n]{0,40}|corrupted (?:size vs\. prev_size|double-linked list)[^\n]{0,60}"
     r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: terminated)$"
     r"|^\[[^\]\n]{1,120}\] +(?P<ucx>\S{1,100}\.\w+:\d+ +(?:Assertion `|Fatal: )[^\n]{1,300})$"
+    r"|^(?P<hsa>Memory access fault by GPU node[^\n]{1,200})$"
 )
 
 

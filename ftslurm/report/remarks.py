@@ -62,8 +62,10 @@ def _dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]
         return []
     from ftslurm.report.hang import dead_thread
 
-    found = (dead_thread(worker.rank, tail) for tail in tails)
-    return [text for text in found if text][:1]
+    text = next((text for tail in tails if (text := dead_thread(worker.rank, tail))), "")
+    own = f"{worker.exception.type}: {message_line(worker.exception.message)}"
+    # Of that itself, a log shows the end of the thread only.
+    return [f"{text.partition(' died')[0]} raised it" if own in text else text] if text else []
 
 
 def _native_thread(worker: FailedWorker) -> list[str]:
@@ -128,7 +130,8 @@ def _reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence
 def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     """Return the line that reports trouble right above a rank's traceback: of a library, or of the program's logger."""
     text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
-    if worker.exception is None or {"stderr", "output"} & set(worker.evidence) or not text:
+    judged = worker.cause.cascade or {"stderr", "output"} & set(worker.evidence)
+    if worker.exception is None or judged or not text:
         return []
     from ftslurm.failures.stderr_witness import error_before
 

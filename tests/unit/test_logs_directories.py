@@ -31,7 +31,106 @@ SLOW_DOWN = """Traceback (most recent call last):
     raise error
 botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation
 """
+KILLED = """Jul 01 01:02:00 gn07 kernel: oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,global_oom,\
+task=pt_data_worker,pid=18811,uid=2231
+Jul 01 01:02:00 gn07 kernel: Out of memory: Killed process 18811 (pt_data_worker) total-vm:99120012kB
+"""
+NO_WORKER = """[rank5]: Traceback (most recent call last):
+[rank5]:   File "/home/ann/train.py", line 97, in main
+[rank5]:     for x, y in loader:
+[rank5]:   File "/opt/site-packages/torch/utils/data/dataloader.py", line 1144, in _try_get_data
+[rank5]:     raise RuntimeError(f'DataLoader worker (pid(s) {pids}) exited unexpectedly') from e
+[rank5]: RuntimeError: DataLoader worker (pid(s) 18811) exited unexpectedly
+"""
+NCCL_REMOTE = """[rank{r}]: Traceback (most recent call last):
+[rank{r}]:   File "/home/ann/train.py", line 266, in main
+[rank{r}]:     scaler.step(opt)
+[rank{r}]: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1251, remote process exited or \
+there was a network error, NCCL version 2.19.3
+[rank{r}]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+[rank{r}]: Last error:
+[rank{r}]: NET/IB : Got async event : port error
+"""
+NODE_FAILED = """srun: error: Node failure on n2
+slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-01-19T10:11:12 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR \
+DETAILS ***
+"""
+INDEX = """Traceback (most recent call last):
+  File "/home/ann/collate.py", line 58, in __call__
+    labels[i, : ends[-1]] = -100
+IndexError: list index out of range
+"""
+STORE = "[rank0]:[W109 08:10:11.1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=3): got 0 bytes\n"
+UNRESOLVED = """Traceback (most recent call last):
+  File "optimizer.py", line 413, in init_distribution
+    torch.distributed.init_process_group(backend=backend)
+  File "/opt/lib/python3.7/site-packages/torch/distributed/rendezvous.py", line 143, in _env_rendezvous_handler
+    store = TCPStore(master_addr, master_port, start_daemon)
+ValueError: host not found: Name or service not known
+"""
+NO_IMAGE = """Name:           optimizer-master-0
+Events:
+  Normal   Pulling    2m50s (x4 over 4m)   kubelet            Pulling image "reg.local/optimizer:v12"
+  Warning  Failed     2m50s (x4 over 4m)   kubelet            Failed to pull image "reg.local/optimizer:v12": not found
+"""
+LOST_STORE = """Traceback (most recent call last):
+  File "/opt/bin/torchrun", line 33, in <module>
+    sys.exit(main())
+  File "/opt/site-packages/torch/distributed/elastic/rendezvous/{file}", line 671, in run
+    raise {error}
+torch.distributed.elastic.rendezvous.api.{error}
+"""
+AZURE = (
+    INDEX
+    + """
+[2026-08-17T22:56:52.100000] Command=python train.py exited with 1
+Cleaning up all outstanding Run operations, waiting 300.0 seconds
+1 items cleaning up...
+"""
+)
 DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
+    "the kernel killed a loader's worker": (
+        {"slurm-90.out": "[rank5]: step 1\n" + NO_WORKER, "dmesg-gn07.txt": KILLED},
+        "rank 5: killed by the kernel: the host's memory ran out",
+    ),
+    "the others notice a failed node by their network": (
+        {
+            **{f"slurm-4711_{r}.out": STEPS + NCCL_REMOTE.format(r=r) for r in (0, 1)},
+            "slurm-4711_2.out": STEPS,
+            "slurm-4711.out": NODE_FAILED,
+        },
+        "node failed n2",
+    ),
+    "a rank only states that it lost the store": (
+        {
+            "none_abcdefgh/attempt_0/0/stderr.log": STEPS + STORE,
+            "none_abcdefgh/attempt_0/1/stderr.log": STEPS + INDEX,
+        },
+        "rank 1: IndexError: list index out of range at /home/ann/collate.py:58",
+    ),
+    "the master's pod did not start": (
+        {
+            "optimizer-worker-0.log": UNRESOLVED,
+            "optimizer-worker-1.log": UNRESOLVED,
+            "optimizer-master-0.describe.txt": NO_IMAGE,
+        },
+        "some rank on optimizer-master-0: the container could not be started: Failed to pull image",
+    ),
+    "one node's torchrun lost the store on which the other one waits": (
+        {
+            "node-0.log": LOST_STORE.format(file="dynamic_rendezvous.py", error="RendezvousTimeoutError"),
+            "node-1.log": LOST_STORE.format(file="c10d_rendezvous_backend.py", error="RendezvousConnectionError"),
+        },
+        "RendezvousConnectionError",
+    ),
+    "nodes that letters count": (
+        {"node-a.log": "[rank0]: step 1\n" + CLOSED.format(r=0), "node-b.log": "[rank6]: step 1\n[rank6]: " + INDEX},
+        "read as one job's: 2 files",
+    ),
+    "a platform's lines after each rank's end": (
+        {f"std_log_process_0{r}.txt": STEPS + AZURE for r in range(4)},
+        "ranks 0-3: IndexError: list index out of range at /home/ann/collate.py:58",
+    ),
     "a shell names a killed process in a file of its own": (
         {
             "rank0.log": STEPS + CLOSED.format(r=0),

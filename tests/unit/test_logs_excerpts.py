@@ -12,6 +12,7 @@ import pytest
 
 from ftslurm.report.command import main
 from ftslurm.report.pipeline import report_of_logs
+from ftslurm.report.text import render
 
 EXCERPTS = Path(__file__).parents[1] / "corpus/excerpts"
 NONE = "-"
@@ -32,6 +33,39 @@ def test_an_excerpt_is_explained_by_what_it_contains(row: list[str], tmp_path: P
     known = (found.get("rank"), found.get("node"), found.get("cause"), f"{base}:{where['line']}" if where else None)
     # The name of a process of Ray has blanks.
     assert tuple(NONE if each is None else str(each).replace(" ", "_") for each in known) == (rank, node, cause, place)
+
+
+HEADLINES = {
+    "r-03-easyr1-ray-oom": "some rank on 10.95.143.76 (pid 137564): Ray killed a task",
+    "r-04-llamafactory-watchdog-rank5": "rank 5 printed no time-out of a collective: look there first; it had printed"
+    ' last: "WARNING llamafactory',
+    "r-07-rocm-deepspeed-fault": "on address (nil)",
+    "r-10-composer-signalfile": "(raised in llmfoundry/utils/builders.py:545)",
+    "r-13-nemo-srun-tokenizer": "ranks 2-3 on gpu-b12",
+    "r-15-torchtitan-closedpool": "ranks 0, 3 on gb200-02",
+    "r-36-raytrain-node-died": "Ray: node 10.72.56.9 was marked dead",
+    "r-41-llamafactory-noroute": "connect returned No route to host",
+    "r-46-rank0-eval-watchdog": 'it had printed last: "eval 3200/4000"',
+    "r-47-slurm-timelimit-stall": 'rank 2 had printed last: "WARNING: NFS: server nfs01 not responding',
+    "r-55-swallowed-logger": 'RuntimeError("stack expect',
+    "r-57-dcp-quota": "ranks 10-11: OSError",
+    "s-26-timeout-tee-hang": "1 process in queue.get at train_vision.py:77, 2 processes in _tensor.backward",
+    "s-34-thread-death": "thread reader of some rank raised it",
+    "s-37-retry-loop-then-ok": "no failure found in these logs",
+    "s-41-srun-early-exit": 'it had printed last: "evaluation of 12 batches finished"',
+    "s-61-watchdog-deadlock": 'its stderr ends with "WATCHDOG rank 0: no progress for 4 s',
+    "s-63-restart-then-ok": "no failure found in these logs",
+    "s-70-torchrun-short-shard": "rank 1 is not in torchrun's table of those that failed",
+    "s-76-success-atexit": "no failure found in these logs",
+}
+
+
+@pytest.mark.parametrize("name", HEADLINES)
+def test_an_excerpts_first_lines_have_what_it_shows_beside_the_cause(name: str, tmp_path: Path) -> None:
+    log = tmp_path / "slurm-4711.out"
+    shutil.copy(EXCERPTS / f"{name}.txt", log)
+    first = render(report_of_logs(log)).partition("\n\n")[0]
+    assert HEADLINES[name] in " ".join(first.split())
 
 
 def test_the_table_names_each_excerpt() -> None:

@@ -23,7 +23,7 @@ from ftslurm.records.error import HOST, LIMIT, UNKNOWN
 _KILLED = either(
     signal("SIGKILL"),
     ended(137),
-    exception("RuntimeError", text=r"DataLoader worker \(pid.*killed by signal: Killed"),
+    exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal: Killed|exited unexpectedly)"),
     exception("RuntimeError", "BrokenProcessPool", text=CHILD_LOST),
     loader_gone,
 )
