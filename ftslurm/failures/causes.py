@@ -43,7 +43,16 @@ __all__ = [
 __all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"]
 
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
-_TITLED = ("address-space", "checkpoint-mismatch", "weights-only", "ddp-unused", "master-name")
+_TITLED = (
+    "address-space",
+    "checkpoint-mismatch",
+    "weights-only",
+    "ddp-unused",
+    "master-name",
+    "memory-limit",
+    "host-oom-kill",
+    "oom-kill",
+)
 """Causes of which `message_line` leaves only the detail: the title says what it is about."""
 _BINARY = re.compile(r"[\x00-\x08\x0e-\x1a]")
 _LINE_ENDS = re.compile(r"[\r\n]+")
