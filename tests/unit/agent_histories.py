@@ -109,6 +109,7 @@ class Agent:
         ago_s: float = 0,
         at_start: bool = False,
         leaving: bool = False,
+        by_itself: bool = False,
     ) -> list[Action]:
         self.seconds += 1
         ended = round((self.seconds - ago_s) * SECOND)
@@ -122,7 +123,7 @@ class Agent:
                 round_, "n2", 2 + local, local, ended, kind, None if by else code, name, "boom", 7, at_start,
                 leaving=leaving,
             )  # fmt: skip
-        end = WorkerEnd(local, None if by else code, name, ended, recorded, failure)
+        end = WorkerEnd(local, None if by else code, name, ended, recorded, failure, by_itself)
         return self.done(self.machine.on_worker_ended(end, self.now()))
 
     def compared(self, failure: Failure, signature: str | None = "same") -> list[Action]:

@@ -238,6 +238,14 @@ def test_a_sibling_that_obeys_term_is_stopped_and_not_failed() -> None:
     assert (agent.record.failed, agent.record.stopped, agent.record.killed) == ({0}, {1}, set())
 
 
+def test_a_sibling_that_ended_before_it_was_sent_a_signal_has_finished() -> None:
+    agent = running()
+    agent.ends(0, code=1)
+    agent.ends(1, by_itself=True)
+    agent.swept()
+    assert (agent.record.failed, agent.record.stopped) == ({0}, set())
+
+
 @pytest.mark.parametrize("end", [{"code": 0}, {"code": 1}, {"code": 143}, {"by": TERM}, {"by": signal.SIGABRT}])
 def test_however_a_stopped_worker_ends_it_is_not_a_failure(end: dict[str, int]) -> None:
     agent = running()

@@ -352,6 +352,9 @@ def test_a_node_record_has_the_retryability_and_an_older_one_has_none() -> None:
         (record("RuntimeError", "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed"), True),
         (record("ConnectionRefusedError", "[Errno 111] Connection refused"), False),
         (record("PeerLostError", "rank 3 did not answer the peer heartbeat 3 times in a row"), True),
+        (record("WorkerLost", "worker 9 disconnected"), True),
+        (record("TimeoutError", "barrier timed out at step 9, missing ranks: [7, 9]"), True),
+        (record("RuntimeError", "Caught KeyError in DataLoader worker process 9."), False),
     ],
 )
 def test_a_broken_connection_between_ranks_is_perhaps_another_ones_failure(found: ErrorRecord, by_peers: bool) -> None:

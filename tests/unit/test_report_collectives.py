@@ -173,6 +173,8 @@ def test_two_against_two_are_both_in_the_first_line_and_no_rank_is_a_suspect(tmp
         " all_gather #118 [4096 float32] (group default_pg)"
     ), text
     assert "  none of them is a suspect\n" in text
+    # Where these calls are is the third line.
+    assert "at train.py:88 (ranks 0-1), train.py:91 (ranks 2-3)" in text
     assert report["rounds"][0]["collectives"]["culprits"] is None
 
 

@@ -54,6 +54,20 @@ def test_a_rank_that_a_barrier_names_and_that_did_not_fail_is_what_the_others_wa
     assert "rank 3 did not fail: the others waited for it" in text
 
 
+def test_a_rank_that_a_failure_names_in_its_own_words_is_told_with_its_place_if_it_had_not_failed(
+    tmp_path: Path,
+) -> None:
+    class WorkerLost(RuntimeError):
+        pass
+
+    run = RunBuilder(tmp_path, nodes=2).round().fail(0, WorkerLost("workers 2 and 3 disconnected"))
+    run.history[-1]["failure"]["by_peers"] = True
+    places = {rank: [("/w/train.py", 7, "main"), ("/w/data.py", 40, "load")] for rank in (1, 2)}
+    _, text = told(run.hang(1, places=places).stop())
+    assert "rank 2 had not failed: it was in load at data.py:40" in text
+    assert "rank 1 had not failed" not in text
+
+
 @pytest.mark.parametrize("function", ["monitored_barrier", "init_process_group", "all_reduce"])
 def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_tell_it(
     tmp_path: Path, function: str

@@ -224,6 +224,22 @@ def test_a_rank_that_was_stopped_while_it_refused_the_same_arguments_is_alike(tm
     assert "FAILED: both ranks: exit code 2: argument --precision: invalid choice" in first_lines(run)
 
 
+def test_ranks_that_were_stopped_while_they_ended_with_the_same_message_are_alike(tmp_path: Path) -> None:
+    why = "config error: global_batch 100 is not divisible by 3 ranks"
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, SystemExit(why), exit_code=1, log=f"{why}\n")
+    text = first_lines(run.log(1, f"{why}\n").stop())
+    assert f"FAILED: both ranks: exit code 1: {why}" in text
+
+
+def test_a_round_that_the_quickest_rank_ended_refers_to_the_one_in_which_all_failed_so(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round()
+    for rank in (0, 1):
+        run.fail(rank, ValueError("bad config"), after_s=0.001)
+    text = first_lines(run.stop().wait(1).round().fail(1, ValueError("bad config")).stop())
+    assert "FAILED: rank 1 on n1: ValueError: bad config" in text
+    assert "in round 1, both ranks failed so" in text
+
+
 def test_choices_and_the_loaders_process_are_left_out_before_the_middle_of_a_message(tmp_path: Path) -> None:
     text = "stack expects each tensor to be equal size, but got [158] at entry 0 and [160] at entry 1"
     error = RuntimeError(f"{text} (in DataLoader worker process 0)")

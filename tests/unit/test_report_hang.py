@@ -142,6 +142,17 @@ def test_the_traceback_with_which_the_stderr_of_the_only_suspect_ends_is_told(tm
         assert (said in " ".join(shown.split())) == (text is raised)
 
 
+def test_a_long_message_of_a_thread_that_died_is_below_the_headline_which_has_its_type(tmp_path: Path) -> None:
+    message = "'utf-8' codec can't decode byte 0xe9 in position 1699: invalid continuation byte"
+    frames = '  File "/w/reader.py", line 12, in read\n  File "<frozen codecs>", line 322, in decode\n'
+    died = f"Exception in thread prefetch:\nTraceback (most recent call last):\n{frames}"
+    queue = {3: [("/w/train.py", 18, "batch"), ("/usr/lib/python3.11/queue.py", 171, "get")]}
+    _, text = told(hung(tmp_path, queue).log(3, f"{died}UnicodeDecodeError: {message}\n").close("failed", REASON))
+    flat = " ".join(text.split())
+    assert "rank 3 on n2: hung in queue.get at train.py:18 in batch: thread prefetch died: UnicodeDecodeError" in flat
+    assert f"thread prefetch of rank 3 died at reader.py:12: UnicodeDecodeError: {message}" in flat
+
+
 def test_several_suspects_are_counted_in_the_headline(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4).round().steps(1, 120).wait(9)
     places = {rank: DATA if rank in (5, 6) else REDUCE for rank in range(8)}

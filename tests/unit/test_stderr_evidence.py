@@ -133,6 +133,18 @@ def test_a_child_process_is_explained_by_what_the_exception_has_of_its_output_fi
 
 
 @pytest.mark.parametrize(
+    "closing", ["tar: Error is not recoverable: exiting now", "make: *** [Makefile:3: all] Error 1"]
+)
+def test_the_line_that_a_tool_prints_behind_its_reason_is_none(closing: str) -> None:
+    output = f"tar: shard-3.tar: Cannot open: No such file or directory\n{closing}\n"
+    message = "Command '['bash']' returned non-zero exit status 2."
+    failed = ExceptionRecord("CalledProcessError", "subprocess", message, output=output)
+    found = said("exception", TRACEBACK, exception=failed)
+    assert found is not None
+    assert found.found.text == "tar: shard-3.tar: Cannot open: No such file or directory"
+
+
+@pytest.mark.parametrize(
     ("line", "quoted"),
     [
         ("shard 3: checksum mismatch", "shard 3: checksum mismatch"),
