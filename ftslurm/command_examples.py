@@ -90,6 +90,3 @@ def examples_of(prog: str) -> str:
     if not rows:
         return ""
     return "\nexamples:\n" + "".join(f"  {line}\n      {purpose}\n" for line, purpose in rows)
-
-
-__all__ = ["EXAMPLES", "examples_of"]

@@ -98,6 +98,3 @@ def duration_ns(text: str) -> int:
     if seconds is None or not 1 <= seconds <= _LONGEST_S:
         raise argparse.ArgumentTypeError(f"expected a time such as 90m, 24h, 7d or 1d12h, up to 3650d, found {text!r}")
     return round(seconds * 1e9)
-
-
-__all__ = ["CommandParser", "add_run", "add_runs_directory", "add_shared_dir", "duration_ns", "plain"]

@@ -143,6 +143,3 @@ def holder_of(path: str) -> str:
     except (OSError, ValueError, IndexError, StopIteration):
         return "another process on this host"
     return f"process {pid} on this host ({one_line(command, COMMAND_SHOWN)})"
-
-
-__all__ = ["CommandLock", "HostLock", "LockHeld", "holder_of", "lock_file"]

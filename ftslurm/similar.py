@@ -34,6 +34,3 @@ def edits(one: str, other: str) -> int:
             row.append(best)
         before, last = last, row
     return last[-1]
-
-
-__all__ = ["MOST_EDITS", "edits", "nearest"]

@@ -90,6 +90,3 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int, str] | str:
     except subprocess.TimeoutExpired:
         return f"no answer within {duration(limit_s)}"
     return done.returncode, done.stdout.decode(errors="replace")
-
-
-__all__ = ["details", "main"]

@@ -385,6 +385,3 @@ def _flush() -> None:
             stream.flush()
         except (OSError, ValueError, AttributeError):
             pass
-
-
-__all__ = ["SupervisorPipe", "guard", "leave_nothing"]

@@ -50,6 +50,3 @@ def parse_level(text: str) -> int | None:
         # As in logging, a line is shown if its level is at least this one; errors always are.
         return next((level for level in sorted(LEVELS.values()) if level >= int(name)), ERROR)
     return LEVELS.get(name, _ALIASES.get(name))
-
-
-__all__ = ["TORCHRUN", "VARIABLE", "parse_level", "verbosity"]

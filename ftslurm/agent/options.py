@@ -16,8 +16,6 @@ from ftslurm.agent.torchrun_options import SHUTDOWN_TIMEOUT, variable_of
 from ftslurm.monitor.timeouts import timeouts_json
 from ftslurm.terminal import UsageError
 
-__all__ = ["find_program", "options_record", "parse_run"]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -77,6 +77,3 @@ def _are_of_job(nodes: tuple[str, ...], host_list: str) -> bool:
         return bool(nodes) and set(nodes) <= set(expand(host_list))
     except NodeListError:
         return False
-
-
-__all__ = ["MODES", "NONE", "STEP", "TASK", "inherited_variables", "variables_of_task"]

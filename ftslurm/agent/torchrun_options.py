@@ -192,18 +192,3 @@ def expanded(template: str, values: Mapping[str, object]) -> str:
     from string import Template
 
     return Template(template).safe_substitute(values)
-
-
-__all__ = [
-    "NOT_OURS",
-    "PREFIX_TEMPLATE",
-    "SHUTDOWN_TIMEOUT",
-    "Refused",
-    "WrongOptions",
-    "differences",
-    "expanded",
-    "substituted",
-    "takes_value",
-    "unused_variables",
-    "variable_of",
-]

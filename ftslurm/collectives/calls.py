@@ -233,6 +233,3 @@ def _members(record: FlightRecord, world: int | None, name: str, description: st
         # Several worlds in one round.
         return ()
     return range(world) if world is not None else known or None
-
-
-__all__ = ["Call", "GroupCalls", "RankCalls", "Transfer", "calls_of", "operation_of"]

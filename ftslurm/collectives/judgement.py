@@ -222,6 +222,3 @@ def _odd(cycle: Sequence[Finding]) -> tuple[int, ...]:
     if len(ahead) == len(behind) or not ahead or not behind:
         return ()
     return tuple(ahead if len(ahead) < len(behind) else behind)
-
-
-__all__ = ["APART", "CYCLE", "NOTHING", "Judgement", "judge"]

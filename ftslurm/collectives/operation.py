@@ -137,6 +137,3 @@ def differ(one: Operation, other: Operation) -> str | None:
     if one.sizes != other.sizes:
         return "size"
     return "dtype" if one.kinds != other.kinds else None
-
-
-__all__ = ["COALESCED", "RECV", "ROOTED", "SEND", "Operation", "differ", "operation"]

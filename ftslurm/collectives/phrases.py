@@ -233,6 +233,3 @@ def _waits(finding: Finding) -> str:
 def amount(found: Judgement) -> str:
     """``the records of 1,023 ranks``."""
     return f"the records of {plural(found.ranks, 'rank')}"
-
-
-__all__ = ["advice", "call", "calls", "group_name", "named", "remarks", "sentence", "statement", "those", "undecided"]

@@ -94,6 +94,3 @@ def _pair(transfer: Transfer, members: Sequence[int] | None) -> Pair | None:
     if peers is None or members is None or max(peers) >= len(members):
         return None
     return members[peers[0]], members[peers[1]]
-
-
-__all__ = ["of_transfers"]

@@ -79,6 +79,3 @@ def render(commands: Sequence[Command]) -> str:
     names = " ".join([*(command.name for command in commands), "--help", "--version"])
     text = _SCRIPT.replace("@COMMANDS@", shlex.quote(names))
     return text.replace("@CASES@", "\n".join(cases)).replace("@VALUES@", "\n".join(values))
-
-
-__all__ = ["render"]

@@ -48,6 +48,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("shell", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
     return parser
-
-
-__all__ = ["SHELLS", "all_commands", "main"]

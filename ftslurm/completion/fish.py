@@ -56,6 +56,3 @@ def _option(option: Option) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-__all__ = ["render"]

@@ -115,6 +115,3 @@ def _option(action: argparse.Action) -> Option:
     choices = tuple(str(choice) for choice in action.choices or ())
     value = _VALUES.get(metavar, NOTHING) if takes_value else None
     return Option(tuple(action.option_strings), action.help or "", value, choices)
-
-
-__all__ = ["DIRECTORY", "FILE", "HELP", "NOTHING", "RUN", "Command", "Option", "commands", "run_command"]

@@ -74,6 +74,3 @@ def _plain(text: str) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-__all__ = ["render"]

@@ -236,6 +236,3 @@ def to_json(load: Load) -> dict[str, object]:
         "files_per_round": load.files_per_round,
         "files_per_silent_round": load.files_silent,
     }
-
-
-__all__ = ["HOUR_S", "Calls", "Load", "lines", "load_of", "measure", "to_json"]

@@ -156,6 +156,3 @@ def _names(nodes: Sequence[str]) -> str:
 
 def _line(text: str) -> str:
     return one_line(text, TEXT_LIMIT)
-
-
-__all__ = ["KINDS", "events_of", "identity", "new_events"]

@@ -119,6 +119,3 @@ def _verdicts(directory: Path, owners: frozenset[int]) -> list[LoggedEvent]:
             # The report says what is wrong with them.
             continue
     return found
-
-
-__all__ = ["EventHistory", "merged", "parse_lines", "read_events"]

@@ -50,6 +50,3 @@ def render(found: Mapping[str, Any], *, everything: bool = False, zone: Callable
         where = "" if event.get("round") is None else f"round {event['round']}"
         lines.append(f"{when}  {where:<9} {safe(event['event']):<{kinds}}  {safe(event['text'])}")
     return "\n".join([*lines, *(safe(problem) for problem in found["problems"])]) + "\n"
-
-
-__all__ = ["event_history", "render"]

@@ -130,6 +130,3 @@ class EventLog:
         if not self._has_complained:
             self._has_complained = True
             self._log(text)
-
-
-__all__ = ["EventLog"]

@@ -53,6 +53,3 @@ def abort_message(tail: str) -> str:
 
 def _cut(text: str) -> str:
     return cut_middle(text, LIMIT)
-
-
-__all__ = ["abort_message"]

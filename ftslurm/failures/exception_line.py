@@ -71,9 +71,3 @@ def own_text(line: str, prefix: str) -> str | None:
     if start == prefix or _DIGITS.sub("0", start) == _DIGITS.sub("0", prefix):
         return line[len(prefix) :]
     return "" if line.rstrip() == prefix.rstrip() else None
-
-
-__all__ = [
-    "CAUSE", "CONTEXT", "ENDINGS", "HEADER", "LINE_LIMIT", "exception_in", "is_relation", "own_text", "passed_on",
-    "typed",
-]  # fmt: skip

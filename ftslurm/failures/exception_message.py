@@ -126,6 +126,3 @@ def _continues(line: str, first: str) -> bool:
 def _passes_on(kept: Sequence[str], line: str) -> bool:
     """Return whether a message consists of another exception: ``backend='inductor' raised:``, then its last line."""
     return len(kept) == 1 and kept[0].rstrip().endswith(":") and passed_on(line) is not None
-
-
-__all__ = ["MESSAGE_LINES", "message_below"]

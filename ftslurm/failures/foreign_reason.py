@@ -109,6 +109,3 @@ def _found(lines: Sequence[str], at: int, form: _Form, head: re.Match[str]) -> F
         frame = Frame(place["file"], int(place["line"]), function)
     prefix = "" if names.get("text") else f"panicked at {head['at'].rstrip(':')}: "
     return Foreign(at, f"{prefix}{text.strip()}"[:TEXT_LIMIT], frame)
-
-
-__all__ = ["Foreign", "foreign_reason"]

@@ -20,6 +20,3 @@ def json_object(line: str) -> dict[str, Any] | None:
 def text_of(value: dict[str, Any], *keys: str) -> str | None:
     """Return the first of these keys' values that is text; None: there is none."""
     return next((value[key] for key in keys if isinstance(value.get(key), str)), None)
-
-
-__all__ = ["json_object", "text_of"]

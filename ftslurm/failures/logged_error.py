@@ -82,6 +82,3 @@ def _json_error(line: str) -> str | None:
     if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
         return None
     return (text_of(value, *_ERROR_KEYS) or text_of(value, "message", "msg", "event") or "").strip() or None
-
-
-__all__ = ["GLOG", "RANK_PREFIX", "json_exception", "logged_error"]

@@ -305,9 +305,6 @@ def source_line(frames: Sequence[Frame]) -> str:
     return (chosen.source or "").strip()
 
 
-__all__ = ["last_error", "message_line", "refusal", "source_line", "whole_line", "without_choices"]
-
-
 _CHOICES = re.compile(r" \(choose from .{80,}\)$")
 _REFUSAL = re.compile(r"(?:\A|: )[Ee]rror: (\S.*)")
 

@@ -38,6 +38,3 @@ def late_ranks(message: str) -> tuple[int, ...]:
     """Return the ranks that torch names as missing: by a monitored barrier, or in the set-up of NCCL."""
     found = next((match for match in (pattern.search(message) for pattern in _LATE) if match), None)
     return tuple(int(number) for number in re.findall(r"\d+", found[1])) if found else ()
-
-
-__all__ = ["is_stuck", "late_ranks", "warnings"]

@@ -129,6 +129,3 @@ def _by_call(timeouts: Mapping[int, CollectiveTimeout]) -> list[tuple[str, list[
 def _ranks(numbers: Iterable[int]) -> str:
     text = ranges(numbers)
     return f"rank {text}" if text.isdecimal() else f"ranks {text}"
-
-
-__all__ = ["CollectiveTimeout", "difference", "odd_rank", "timeout_in", "timeout_of"]

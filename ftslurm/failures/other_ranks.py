@@ -20,6 +20,3 @@ def other_ranks(message: str, own: int) -> set[int]:
     """
     found = (f"{each['first']}{each['more']}" for each in _NAMED.finditer(message[:LIMIT]))
     return {int(number) for text in found for number in _NUMBER.findall(text)} - {own}
-
-
-__all__ = ["other_ranks"]

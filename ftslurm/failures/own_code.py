@@ -68,6 +68,3 @@ def _of_application(frames: Sequence[Frame]) -> Frame:
     own = [frame for frame, package in zip(frames, packages, strict=True) if name and package == name]
     # All else is a front end's: its script is the nearest to the user.
     return own[-1] if own else next((frame for frame in frames if not is_library(frame.file)), frames[-1])
-
-
-__all__ = ["is_library", "own_frame"]

@@ -138,6 +138,3 @@ def stated_in(line: str) -> Stated | None:
             meaning = next((meaning for begin, meaning in _MEANING.items() if text.startswith(begin)), "")
             return Stated(value, text, meaning, names.get("node") or "", rank)
     return None
-
-
-__all__ = ["Stated", "stated_in"]

@@ -472,21 +472,3 @@ def _root_row(lines: Sequence[str]) -> tuple[int | None, str]:
             number = int(code[1])
             return rank, f"exit code {number}" if number >= 0 else f"signal {-number}"
     return rank, end
-
-
-__all__ = [
-    "CHILD",
-    "LOGGED",
-    "RUNTIME",
-    "TRACEBACK",
-    "Witness",
-    "dead_threads",
-    "error_before",
-    "goes_on_without",
-    "is_aftermath",
-    "is_summary",
-    "last_line",
-    "output_lines",
-    "went_on",
-    "witness",
-]

@@ -405,6 +405,3 @@ def _introduced(lines: Sequence[str]) -> ExceptionRecord | None:
             end = next(ends, len(lines))
             return replace(record, message="\n".join([record.message, *lines[at:end]]).strip())
     return None
-
-
-__all__ = ["Traceback", "embedded", "is_frame", "open_frames", "tracebacks"]

@@ -80,6 +80,3 @@ def _record_of(run_dir: str, failure: Failure) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-__all__ = ["VARIABLE", "error_content", "first_failure", "tell_parent"]

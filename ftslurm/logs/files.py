@@ -187,6 +187,3 @@ def _ranks(participant: Participant) -> range:
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) <= 9
-
-
-__all__ = ["STREAMS", "RankOutput", "RunOutput"]

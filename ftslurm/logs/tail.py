@@ -99,6 +99,3 @@ def _start_of_last(fd: int, lines: int) -> int:
         wanted -= found
         at -= length
     return 0
-
-
-__all__ = ["LogFile"]

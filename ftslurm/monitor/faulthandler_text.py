@@ -101,6 +101,3 @@ def _begin(frames: tuple[Frame, ...]) -> int:
     while 0 < ours < len(frames) and frames[ours].file.endswith(_RUNPY):
         ours += 1
     return ours
-
-
-__all__ = ["Frame", "Reader", "Thread"]

@@ -98,6 +98,3 @@ class LoopWatchdog:
             lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
             frame = frame.f_back
         print_error(*lines)
-
-
-__all__ = ["STUCK_S", "LoopWatchdog"]

@@ -205,7 +205,3 @@ def _is_called_at_exit(outermost: Frame) -> bool:
     """Whether Python's own end has called it: a script has the frame of a module, a thread that of its start."""
     function = outermost.function
     return is_library(outermost.file) and function != "<module>" and not function.startswith("_bootstrap")
-
-
-__all__ = ["ENDS", "MAY_WAIT", "NO_CALLS", "WAITS", "WORKS", "Activity"]
-__all__ += ["classify", "ending", "is_library", "telling_thread", "user_frames"]

@@ -153,6 +153,3 @@ def parse(data: bytes) -> RankStacks | None:
 
 def _line(text: str) -> str:
     return _UNPRINTABLE.sub("?", text.replace("\n", " "))
-
-
-__all__ = ["LIMIT", "MARK", "RankStacks", "Stacks", "encode", "parse"]

@@ -100,6 +100,3 @@ def _median_without(ordered: Sequence[float], left_out: float) -> float:
         return ordered[i] if ordered[i] < left_out else ordered[i + 1]
 
     return (at(upper) + at(middle)) / 2
-
-
-__all__ = ["FACTOR", "LEAST", "Histogram", "SlowRank", "slow_ranks"]

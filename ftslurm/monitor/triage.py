@@ -388,18 +388,3 @@ def _branch(parts: list[tuple[tuple[int, ...], tuple[Frame, ...]]], depth: int) 
         end += 1
     ranks = tuple(sorted(rank for ranks, _ in parts for rank in ranks))
     return Branch(ranks, first[depth:end], _branches(parts, end))
-
-
-__all__ = ["COLLECTIVES", "ELSEWHERE", "MISMATCH", "NONE", "NO_ANSWER", "ODD", "OVERDUE", "Branch", "Group", "Triage"]
-__all__ += [
-    "count",
-    "describe",
-    "finished",
-    "has_finished",
-    "is_ending",
-    "is_held",
-    "name_group",
-    "tree",
-    "triage",
-    "with_suspects",
-]

@@ -86,6 +86,3 @@ def _set_up() -> None:
     # The core of a rank that is killed on purpose is of no use.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     die_with_parent(signal.SIGTERM)
-
-
-__all__ = ["LocalRun", "kill_node", "leave_nothing", "strike_rank"]

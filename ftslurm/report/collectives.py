@@ -290,7 +290,3 @@ def did(party: Json) -> str:
     if party["state"] == "waits":
         return f"{'waits' if one else 'wait'} in {party['calls']}"
     return f"called {party['calls']}, which is {party['state']}"
-
-
-__all__ = ["as_dict", "collectives_text", "decides", "did", "involved", "judge_collectives", "nodes_of", "place_of"]
-__all__ += ["statement", "text_of", "triage_by"]

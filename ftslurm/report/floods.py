@@ -34,6 +34,3 @@ def without_floods(text: str) -> str:
 def _form(line: str) -> str:
     """Return a line but for its numbers."""
     return _DIGITS.sub("#", line)
-
-
-__all__ = ["FLOOD", "ends_in_flood", "without_floods"]

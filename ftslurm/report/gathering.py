@@ -389,6 +389,3 @@ class _Reader(RecordReader):
 
 def _published(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.endswith(".json") and not name.startswith(".")]
-
-
-__all__ = ["gather"]

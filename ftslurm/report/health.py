@@ -264,6 +264,3 @@ def refused(snapshot: Snapshot, number: int) -> FirstFailure | None:
         evidence=("nodes", "state"),
         lines=tuple(f"health: {safe(each)}" for each in records[:NODES_KEPT]),
     )
-
-
-__all__ = ["NodeFinding", "explained", "findings", "health_report", "refused", "with_proofs"]

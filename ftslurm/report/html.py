@@ -406,6 +406,3 @@ def _span(seconds: float | None) -> str:
     if seconds is None:
         return '<span class="dim">?</span>'
     return duration(seconds) if seconds >= 0.05 else "0"
-
-
-__all__ = ["render"]

@@ -216,6 +216,3 @@ def _run(report: Json) -> str:
     lines = [f"- command: {code(clip(' '.join(run['command']), LINE_WIDTH))}"] if run["command"] else []
     lines.append(f"- files: {code(clip(run['directory'], LINE_WIDTH))}")
     return "\n".join([*lines, *(f"- {inline(part)}" for part in parts)])
-
-
-__all__ = ["cell", "code", "fence", "inline", "render"]

@@ -151,6 +151,3 @@ def _meeting(frames: Sequence[Frame]) -> str:
     """Return the function in which a rank waited for all others; empty: in no such one."""
     inner = (frame.function.rpartition(".")[2] for frame in reversed(frames) if frame.file.endswith(_C10D))
     return next((name for name in inner if name in MEETINGS), "")
-
-
-__all__ = ["missing_rank", "noticed_by", "suspects", "there", "too_few_ranks", "waits_for_more"]

@@ -55,6 +55,3 @@ def _odd_one(failed: Sequence[FailedWorker]) -> dict[int, int] | None:
 def _numbers(failed: Sequence[FailedWorker]) -> dict[int, int]:
     texts = (each.exception.message for each in failed if each.cause.name == "model-mismatch" and each.exception)
     return {int(rank): int(count) for text in texts for rank, count in _PARAMETERS.findall(text)}
-
-
-__all__ = ["named_first", "named_ranks", "odd_model"]

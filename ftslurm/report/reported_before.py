@@ -61,6 +61,3 @@ def one_reported_first(
     read = [each for each in same if tails.get(each.rank)]
     found = [(each, why) for each in read if (why := reported_before(each, tails[each.rank])) is not None]
     return found[0] if len(found) == 1 < len(read) else None
-
-
-__all__ = ["FOLLOWING", "is_adjacent", "one_reported_first", "reported_before"]

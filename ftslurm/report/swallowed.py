@@ -76,6 +76,3 @@ def _at_its_end(worker: Worker, tail: LogTail) -> bool:
         return True
     assert worker.ended_ns is not None
     return tail.written_ns is not None and worker.ended_ns - tail.written_ns <= LIVED_ON_NS
-
-
-__all__ = ["RANKS_READ", "may_be_swallowed", "swallowed"]

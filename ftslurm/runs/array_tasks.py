@@ -116,6 +116,3 @@ def summary(tasks: Sequence[ArrayTask]) -> str:
 def _part(state: str, numbers: Sequence[int]) -> str:
     verb = "" if state in ("failed", "succeeded") else "is " if len(numbers) == 1 else "are "
     return f"task{'s' if len(numbers) > 1 else ''} {clip(ranges(numbers), WIDTH)} {verb}{safe(state)}"
-
-
-__all__ = ["ArrayTask", "only_task", "shown_task", "summary", "tasks_of"]

@@ -81,6 +81,3 @@ def _row(old: Old, now_ns: int) -> tuple[str, ...]:
     used = old.usage or Usage(0, 0)
     unchanged = duration((now_ns - old.mark.changed_ns) / 1e9)
     return (clip(safe(old.run.run), 40), safe(old.run.state), unchanged, str(used.files), size(used.size))
-
-
-__all__ = ["Old", "render", "why_it_stays"]

@@ -165,6 +165,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--yes", action="store_true", help="remove them")
     parser.add_argument("--all", action="store_true", help="print all of them, not only the first 40")
     return parser
-
-
-__all__ = ["main"]

@@ -112,6 +112,3 @@ def _written_ns(path: str) -> int | None:
         except OSError:
             continue
     return None
-
-
-__all__ = ["RunFolder", "Runs", "directory_of", "find_runs", "runs_directory"]

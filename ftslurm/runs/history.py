@@ -130,6 +130,3 @@ def _numbers(group: Failed) -> Dict:
         "runs": len({run.directory for run, _ in group}),
         "last_ns": max((failure.time_ns for _, failure in group if failure.time_ns is not None), default=None),
     }
-
-
-__all__ = ["history"]

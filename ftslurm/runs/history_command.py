@@ -155,6 +155,3 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="FILE", help="write to FILE; a page if it ends in .html, or .json"
     )
     return parser
-
-
-__all__ = ["main"]

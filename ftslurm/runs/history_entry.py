@@ -148,6 +148,3 @@ def total(values: Iterable[float | None]) -> float | None:
     """Return the sum of the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-__all__ = ["TIMES", "FailureEntry", "RunEntry", "Unreadable", "entry_of", "total"]

@@ -61,6 +61,3 @@ def _runs(found: Json, style: Style) -> str:
     more = len(found["runs"]) - len(lines)
     inner += tag("p", f"and {more} more in --json") if more else ""
     return tag("section", tag("h2", "Runs") + inner) if lines else ""
-
-
-__all__ = ["render"]

@@ -78,6 +78,3 @@ def _is_of(report: Mapping[str, Any], state: State) -> bool:
         return isinstance(step, dict) and step.get("attempt") == state.attempt
     end = (closed.outcome, closed.exit_code, closed.time_ns)
     return end == (report.get("status"), report.get("exit_code"), report.get("ended_ns"))
-
-
-__all__ = ["read_run", "saved_entry"]

@@ -133,6 +133,3 @@ def _table(title: str, rows: Sequence[Sequence[str]], most: int | None) -> list[
     rest = len(rows) - len(shown)
     more = [f"  and {rest} more (--all)"] if rest else []
     return ["", title, *(f"  {line}" for line in columns(shown)), *more]
-
-
-__all__ = ["cause_rows", "headline", "node_rows", "render", "run_rows", "totals"]

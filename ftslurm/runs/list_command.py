@@ -97,6 +97,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help=f"all runs, not only the newest {SHOWN}")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
-
-
-__all__ = ["main", "queue_of_slurm"]

@@ -69,6 +69,3 @@ def to_json(runs: Sequence[Overview], directory: str, omitted: int, notes: Seque
         "notes": list(notes),
     }
     return json.dumps(document, indent=2) + "\n"
-
-
-__all__ = ["render", "to_json"]

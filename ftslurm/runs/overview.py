@@ -158,6 +158,3 @@ def _last_failure(state: State) -> RoundHistory | None:
 def _last_step(state: State) -> int | None:
     steps = [past.failure.step for past in state.history if past.failure and past.failure.step is not None]
     return max(steps, default=None)
-
-
-__all__ = ["OUTCOMES", "UNSTARTED", "Overview", "in_queue", "job_in_queue", "overview"]

@@ -164,6 +164,3 @@ def left_aside(directory: str) -> list[str]:
             if own and time.time() - facts.st_ctime > ASIDE_S:
                 found.append(path)
     return sorted(found)
-
-
-__all__ = ["Mark", "NotRemovable", "Usage", "left_aside", "mark_of", "remove", "remove_tree", "usage"]

@@ -61,6 +61,3 @@ def exclude_option(options: Iterable[str], nodes: Iterable[str]) -> tuple[str, .
     before = [option.partition("=")[2] for option in options if option.startswith("--exclude=")]
     wanted = [*before, *nodes]
     return (f"--exclude={','.join(wanted)}",) if nodes else ()
-
-
-__all__ = ["exclude_option", "is_just_ending", "may_start_again", "refusal"]

@@ -253,6 +253,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_shared_dir(parser)
     return parser
-
-
-__all__ = ["main"]

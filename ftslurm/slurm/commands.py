@@ -25,8 +25,6 @@ from ftslurm.slurm.output import (
 )
 from ftslurm.slurm.run_command import TIMEOUT_S, Answer, Runner, failure, no_such_job, run_command
 
-__all__ = ["CommandSlurm"]
-
 _SIGTERM = 15
 _REASON = 300
 _PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,200}")

@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.slurm.facts import JobFacts, NodeFacts
 
-__all__ = ["SlurmControl"]
-
 
 class SlurmControl(Protocol):
     """Slurm operations that ftslurm needs. Each may take seconds, and may raise any SlurmError."""

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from ftslurm.dataclasses import dataclass
 from ftslurm.slurm.nodelist import NodeListError, expand
 
-__all__ = ["SlurmEnvironmentError", "SlurmJob", "from_environ", "job_of"]
-
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # slurm.h: above are batch, extern and salloc's interactive step, no srun
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from ftslurm.text import one_line
 
-__all__ = [
-    "SlurmCommandMissing",
-    "SlurmError",
-    "SlurmOutputError",
-    "SlurmRefused",
-    "SlurmTimeout",
-    "SlurmUnknownJob",
-    "SlurmUnreachable",
-    "in_short",
-]
-
 SHORT = 100
 
 

@@ -149,6 +149,3 @@ def changed_limit(limit_s: int | None, was_s: int | None) -> str:
     if was_s is None or was_s == limit_s:
         return ""
     return f", its time limit was changed from {duration(was_s)} to {'none' if limit_s is None else duration(limit_s)}"
-
-
-__all__ = ["JobNow", "ask", "changed_limit", "lines"]

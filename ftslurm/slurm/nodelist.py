@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import chain, product, zip_longest
 
-__all__ = ["MAX_NAMES", "NodeListError", "compress", "expand"]
-
 MAX_NAMES = 65_536
 """Maximal number of names of a list; Slurm's own limit for a single range (MAX_RANGE in hostlist.c)."""
 

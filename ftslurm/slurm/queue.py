@@ -100,6 +100,3 @@ def _seconds(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-__all__ = ["PENDING", "RUNNING", "QueuedJob", "by_name", "parse_queue", "user_jobs"]

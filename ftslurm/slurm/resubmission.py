@@ -160,6 +160,3 @@ class Resubmission:
         if answer.status != 0:
             raise failure(command, answer)
         return answer.stdout
-
-
-__all__ = ["BatchScript", "Resubmission"]

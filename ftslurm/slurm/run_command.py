@@ -17,8 +17,6 @@ from ftslurm.slurm.errors import (
 )
 from ftslurm.text import duration
 
-__all__ = ["TIMEOUT_S", "Answer", "Runner", "failure", "has_program", "no_such_job", "run_command"]
-
 TIMEOUT_S = 20.0
 """With slurmctld down `scontrol show job` itself gives up after 8 s (22.05, MessageTimeout 10, no backup)."""
 

@@ -8,16 +8,6 @@ from collections.abc import Mapping, Sequence
 from ftslurm.slurm.errors import SlurmOutputError
 from ftslurm.slurm.run_command import TIMEOUT_S, Runner, failure, run_command
 
-__all__ = [
-    "CHAIN_MARK",
-    "comment_of_run",
-    "is_chained",
-    "requeue_option",
-    "run_of_comment",
-    "submit",
-    "submit_environment",
-]
-
 CHAIN_MARK = "ftslurm-chain"
 """In the comment of each job of a chain (`ftslurm chain`)."""
 _RUN = re.compile(r"(?:^|\s)ftslurm-run=([A-Za-z0-9._+=@-]{1,128})(?=\s|$)")

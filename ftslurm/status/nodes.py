@@ -204,6 +204,3 @@ def span_s(start_ns: int, end_ns: int | None) -> float:
 def clean_s(seconds: float) -> float:
     """Return a duration read from a file, 0 if it is out of range."""
     return seconds if 0 <= seconds < LIMIT_S else 0.0
-
-
-__all__ = ["Nodes", "clean_s", "span_s"]

@@ -116,6 +116,3 @@ def _middle(values: Iterable[Number]) -> Number:
     """Return the upper median; importing the module statistics takes longer than the rest of the command."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
-
-
-__all__ = ["Rank", "behind", "late", "rank_of", "slow", "steps"]

@@ -74,6 +74,3 @@ def report(now: JobNow | None, limit_was_s: int | None) -> Mapping[str, Any] | N
         return None
     facts = {key: value for key, value in asdict(now).items() if key != "facts"}
     return {**facts, "left_s": now.left_s, "limit_was_s": limit_was_s, "lines": lines(now, limit_was_s)}
-
-
-__all__ = ["JobInquiry", "newest_job", "report"]

@@ -286,6 +286,3 @@ def _timing(attempt: Attempt) -> RunTiming:
 def _seconds(value: object) -> float | None:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
     return float(value) if good else None  # type: ignore[arg-type]
-
-
-__all__ = ["ReceivedRecord", "RunTiming", "Snapshot", "read"]

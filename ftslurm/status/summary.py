@@ -318,6 +318,3 @@ def _newest_s(snapshot: Snapshot) -> float | None:
     if snapshot.server_ns is None or not snapshot.nodes:
         return None
     return span_s(max(received.written_ns for received in snapshot.nodes), snapshot.now_ns)
-
-
-__all__ = ["summarise"]

@@ -122,6 +122,3 @@ def _status(group: Sequence[Json]) -> str:
     reason = first["why"] or first["excluded"]
     why = f": {safe(reason)}" if reason else ""
     return ", ".join(parts) + why
-
-
-__all__ = ["columns", "table"]

@@ -361,6 +361,3 @@ def _list(nodes: Sequence[str]) -> str:
         return clip(compress(nodes), 200)
     except NodeListError:
         return names(nodes)
-
-
-__all__ = ["render"]

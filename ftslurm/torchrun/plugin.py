@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
 
-__all__ = ["create_handler", "sharedfs"]
-
 
 def sharedfs() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Return the factory of handlers: torch calls the entry point's function, and registers its result."""

@@ -305,6 +305,3 @@ def _begins(lines: Sequence[Line], evidence: Sequence[int]) -> list[int]:
 
 def _mask(text: str) -> str:
     return _DIGITS.sub("#", text[:200])
-
-
-__all__ = ["split", "split_parts"]

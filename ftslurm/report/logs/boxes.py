@@ -91,6 +91,3 @@ def _begins_within(lines: Sequence[Line]) -> bool:
     """Whether the first lines are of a box whose top is missing."""
     bottom = next((i for i, line in enumerate(lines[:_LONGEST]) if _BOTTOM.match(line.text)), 0)
     return bottom > 0 and all(line.text.lstrip()[:1] in ("│", "|") for line in lines[:bottom])
-
-
-__all__ = ["unboxed"]

@@ -251,6 +251,3 @@ def _text(line: str) -> str | None:
     value = json_object(line)
     text = text_of(value, *_KEYS) if value is not None else None
     return text.rstrip("\n") if text is not None else None
-
-
-__all__ = ["uncollected"]

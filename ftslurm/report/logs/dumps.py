@@ -69,6 +69,3 @@ def _where(own: Sequence[Line]) -> str:
     collective = next((each for file, _, each in frames if file.endswith("/distributed_c10d.py")), "")
     call = f"in torch.distributed's {collective}" if collective else f"in {called}"
     return f"{call} at {mine[0].rpartition('/')[2]}:{mine[1]}"
-
-
-__all__ = ["places"]

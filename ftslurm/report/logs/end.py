@@ -104,6 +104,3 @@ def nodes_of(text: str | None) -> list[str]:
         return list(expand(text))[:64]
     except ValueError:
         return [text]
-
-
-__all__ = ["End", "Ends", "JobEnd", "Kernel", "nodes_of", "signal_name", "with_code"]

@@ -394,6 +394,3 @@ def _stopped_by(line: Line, which: str) -> JobEnd:
     closed = ": its terminal or connection was closed" if name == "SIGHUP" else ""
     why = f"the launcher got {name} from outside{closed}"
     return JobEnd(line.number, line.text, "CANCELLED", None, None, whole=False, why=why)
-
-
-__all__ = ["ends_of"]

@@ -257,6 +257,3 @@ def _numbers(name: str) -> list[str]:
 
 def _shape(name: str) -> str:
     return _STREAM.sub("", _DIGITS.sub("#", name.removesuffix(".gz")))
-
-
-__all__ = ["TOGETHER_NS", "Output", "family", "is_of_array", "is_of_one_job", "is_output"]

@@ -226,6 +226,3 @@ def _view(attempt: str, judged: Judged) -> SchedulerView:
     if judged.state == "REQUEUED":
         return replace(view, reason="Requeued")
     return replace(view, reason=judged.job.why) if judged.job is not None and judged.job.why else view
-
-
-__all__ = ["SOURCE", "gather_files", "gather_logs", "of_excerpts"]

@@ -209,6 +209,3 @@ def _cut_off(log: AttemptLog) -> LastResort | None:
         error = replace(error, exception=exception, traceback=traceback)
         return LastResort(replace(error, node=log.node_of(line), local_rank=line.local), log.tail(own))
     return None
-
-
-__all__ = ["LastResort", "last_resort"]

@@ -329,6 +329,3 @@ def streams(lines: Iterable[Line]) -> dict[tuple[int | str | None, ...], list[Li
             continue
         found.setdefault(line.key, []).append(line)
     return found
-
-
-__all__ = ["GAP", "REMOTE", "Line", "cleaned", "labelled", "lines_of", "numbers", "process", "streams"]

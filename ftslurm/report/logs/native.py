@@ -63,6 +63,3 @@ def native_end(lines: Sequence[str]) -> Native | None:
     inner = next((text for text in reversed(stack) if text.strip()), "")
     text = mpi["text"].partition(", error stack")[0]
     return Native(f"{text}: {inner}"[:400] if inner else text, None, mpi["node"], int(mpi["rank"]))
-
-
-__all__ = ["STACK", "Native", "native_end"]

@@ -35,6 +35,3 @@ _AFTERMATH = re.compile(
 def is_aftermath(text: str) -> bool:
     """Whether such a line may follow the traceback of an exception that nothing caught."""
     return _AFTERMATH.match(text) is not None
-
-
-__all__ = ["is_aftermath"]

@@ -63,6 +63,3 @@ def snapshot_of_output(job: JobFacts, now_ns: int, note: str = "") -> Snapshot:
     files = ", ".join(str(each.path) for each in those[:3])
     notes = [each for each in (note, line(view), *snapshot.notes) if each]
     return replace(snapshot, directory=files, notes=tuple(notes))
-
-
-__all__ = ["output_files", "snapshot_of_output"]

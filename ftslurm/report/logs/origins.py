@@ -177,6 +177,3 @@ def _rank_of(log: AttemptLog, line: Line, begin: int) -> int | None:
 
 def _is_output(log: AttemptLog, line: Line) -> bool:
     return line.number not in log.covered and not is_aftermath(line.text) and logged_error(line.text) is None
-
-
-__all__ = ["earlier_end", "logged_before", "logged_last", "not_started", "silent_end", "unused", "was_survived"]

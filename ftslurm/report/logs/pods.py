@@ -65,6 +65,3 @@ def pod_end(lines: Sequence[Line], i: int) -> End | None:
     code = int(found[1])
     text = f"{pod or 'a container'}: {reason}, exit code {code}"
     return with_code(End(lines[i].number, "pod", text, node=pod), 128 - code if 128 < code < 160 else code)
-
-
-__all__ = ["KILLED", "evicted", "not_started", "pod_end"]

@@ -264,6 +264,3 @@ def _part(blocks: list[bytes], gap: int, *, cut_after: bool) -> Part:
 def stdin_excerpt() -> Excerpt:
     """Read standard input to its end."""
     return read_stream(sys.stdin.fileno())
-
-
-__all__ = ["Excerpt", "Part", "is_stream", "read_chunks", "read_path", "read_stream", "stdin_excerpt"]

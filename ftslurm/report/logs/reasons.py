@@ -293,6 +293,3 @@ def _detail(message: str) -> int:
     if _CONTAINER_WHY.search(message):
         return 3
     return 1 if "couldn't" in message or "failed to" not in message else 2
-
-
-__all__ = ["STRONG", "WEAK", "Reason", "reasons_of", "watchdog_lines"]

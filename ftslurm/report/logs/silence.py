@@ -89,6 +89,3 @@ def _waiting(lines: Sequence[Line]) -> str:
 
 def _bare(line: Line) -> str:
     return cut_middle(_TIME.sub("", line.text).lstrip(" \t|,.;:[]-0123456789").rstrip(), LINE_LIMIT)
-
-
-__all__ = ["silence"]

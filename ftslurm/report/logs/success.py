@@ -100,6 +100,3 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
         if not is_aftermath(line.text) and not works(line.text) and not _SAVED.search(line.text):
             return False
     return False
-
-
-__all__ = ["ends_well", "has_fitted", "says_again", "says_completed", "says_zero", "step_of", "tests_passed", "works"]

@@ -79,6 +79,3 @@ def _raised(text: str, line: Line) -> Raised | None:
     own = [line._replace(text=each.removeprefix("  ") if i else each) for i, each in enumerate(texts)]
     found = tracebacks(own)
     return replace(found[-1], begin=line.number, end=line.number) if found else None
-
-
-__all__ = ["OF_TABLE", "seconds_between", "table"]

@@ -320,6 +320,3 @@ def round_node(number: int, name: str, workers: Iterable[Worker]) -> RoundNode:
         stop_ns=None,
         workers=tuple(workers),
     )
-
-
-__all__ = ["outputs_beside", "round_node", "rounds_of", "runs_in", "worker_of"]

@@ -29,6 +29,3 @@ def least_torn(found: Sequence[Found]) -> list[Found]:
     middle = frames[len(frames) // 2]
     there = [(each, thing) for each, thing in raised if headline_of(thing) == usual]
     return [each for each, _ in sorted(there, key=lambda pair: abs(len(pair[1].exception.frames) - middle))]
-
-
-__all__ = ["first_line", "least_torn"]

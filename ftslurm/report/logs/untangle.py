@@ -245,6 +245,3 @@ class _Sorter:
             # A traceback is in one piece only if nothing of others follows within its message.
             self.done += self.others
             self.others = []
-
-
-__all__ = ["HEADER", "untangled"]
