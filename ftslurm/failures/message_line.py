@@ -82,7 +82,7 @@ _VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MUL
 _FIELD = re.compile(r"^(\S[^\n]{0,200})\n {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
 # Where to read more is no reason.
 _SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
-_SHORT, _LEAST = 120, 40
+_SHORT, _LEAST, _END_LIMIT = 120, 40, 200
 _ADVICE = re.compile(
     r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
     r"|might|should)"
@@ -152,7 +152,16 @@ def message_line(message: str) -> str:
         if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
             break
         first = f"{first} {line.strip()}".strip()
-    return _without_advice(first)
+    return _with_end(_without_advice(first), rest)
+
+
+def _with_end(first: str, rest: str) -> str:
+    """Return a first line with the last one, if there is only an indented list between them."""
+    *between, last = [line for line in rest.split("\n") if line.strip()] or [""]
+    listed = len(between) > 1 and all(line[:1].isspace() for line in between) and not last[:1].isspace()
+    if not listed or len(last) > _END_LIMIT or _NOTE.match(last) or _ADVICE.match(last) or _NO_TEXT.match(last):
+        return first
+    return f"{first} ... {last}"
 
 
 def _without_indent(message: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE
-from ftslurm.report.layout import Style, by_sentences, shortened, with_short_paths
+from ftslurm.report.layout import Style, by_sentences, shortened, with_short_paths, without_source
 from ftslurm.report.wording import (
     WORKER_KINDS,
     Json,
@@ -87,6 +87,8 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     if text.lower().startswith(head.lower()):
         room = max(room - len(head), width // 2)
         return f"{text[: len(head)]}{shortened(text[len(head) :], room)}"
+    if len(without_source(text)) <= room:
+        return without_source(text)
     shown = shortened(text, room)
     return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({description})"
 

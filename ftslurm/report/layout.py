@@ -37,6 +37,7 @@ _BY_NCCL = re.compile(
 )
 _SOURCE = re.compile(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
 _FUNCTION = re.compile(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
+_FROM = re.compile(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # what an exception was raised from
 _BEHIND_TYPE, _END = 12, 24
 # What was raised because of a failure, or after it, comes second.
 _SECOND = re.compile(
@@ -95,6 +96,11 @@ def shortened(text: str, room: int) -> str:
         return cut_middle(text, room)
     # The subject is long: the type and the end of the message stay.
     return f"{text[:head].rstrip()} ... {text[len(text) - (room - head - 5) :].lstrip()}" if len(text) > room else text
+
+
+def without_source(text: str) -> str:
+    """Return a text without what its exception was raised from."""
+    return _FROM.sub("", text)
 
 
 def _nccl(found: re.Match[str]) -> str:

@@ -155,7 +155,8 @@ def while_handling(worker: FailedWorker) -> list[str]:
     caught = None if exception is None or exception.cause is not None else exception.context
     if exception is None or caught is None or not caught.frames or worker.cause.cascade or exception.raised_again:
         return []
-    if caught.type in SURVIVED_TYPES or handled(exception) is not None:
+    # Of a lookup, the handler is where it failed.
+    if (caught.type in SURVIVED_TYPES and len(caught.frames) == 1) or handled(exception) is not None:
         return []
     message = message_line(caught.message)
     if message and message in worker.what:
