@@ -237,6 +237,9 @@ class RankMonitor:
         for worker in workers:
             if (step := self._vitals_of(worker).step) is not None:
                 found.steps[worker.local_rank] = step
+            quiet_s = self._watchdog.quiet_s(worker.local_rank, self._monotonic()) if stop is None else None
+            if quiet_s is not None:
+                found.still[worker.local_rank] = quiet_s, 0.0
         return found
 
     def request_stacks(self, request: StacksFile) -> None:

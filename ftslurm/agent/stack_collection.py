@@ -38,7 +38,8 @@ class StackCollection:
         after, urgent: see `CollectStacks`.
 
     Attributes:
-        still: by local rank the seconds without a movement, and the longest such time before; of a stop.
+        still: by local rank the seconds without a movement, and the longest such time before; of a hang without the
+            latter.
         steps: by local rank its last training step when the collection began.
     """
 

@@ -135,6 +135,11 @@ def _since(ns: int, life: Life, now_s: float, other_s: float = -INF) -> float:
     return min(max(ns / 1e9, life.began_s, life.floor_s, other_s), now_s)
 
 
+def quiet_s(page: HeartbeatPage | None, life: Life, now_s: float) -> float:
+    """Return the seconds since a rank's last sign of life: its page's, or output where that is watched."""
+    return now_s - _since(_last_sign(page), life, now_s, life.sign_s)
+
+
 def _last_sign(page: HeartbeatPage | None) -> int:
     return max(page.beats.last_ns, page.section_ns, page.progress_ns) if page else 0
 

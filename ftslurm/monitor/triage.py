@@ -30,6 +30,8 @@ ODD, ELSEWHERE, MISMATCH, NO_ANSWER, NONE = "odd", "elsewhere", "mismatch", "no-
 OVERDUE, COLLECTIVES = "overdue", "collectives"
 FINISHED = "had finished"
 SUSPECTS_NAMED = 3
+MOVED = 2
+"""Times as long as the others without a sign of life is a rank whose time-out expired, if they still move."""
 _SILENT = "no-stacks"
 
 
@@ -107,7 +109,22 @@ def triage(found: Iterable[RankStacks], calls: Mapping[tuple[str, int], str] = N
         parted, overdue = _part_the_late(groups, [*suspects, *(g for g in groups if g.activity is None)], late)
         if overdue:
             verdict, groups, suspects = OVERDUE, parted, overdue
+    if verdict == NONE and (still := _only_still(everything)):
+        named = with_suspects(Triage(NONE, (), groups, expired, ""), still, OVERDUE, "")
+        verdict, groups, suspects = OVERDUE, named.groups, named.suspects
     return Triage(verdict, suspects, groups, expired, _summary(verdict, suspects, groups, expired))
+
+
+def _only_still(found: Sequence[RankStacks]) -> list[int]:
+    """Return the ranks whose own time-outs expired while all others still moved; else nothing.
+
+    At the same place, as a program's loop over messages, a rank waits for good and the others do not.
+    """
+    late = [each for each in found if each.why]
+    others = [each for each in found if not each.why]
+    longest = min((each.still[0] for each in late if each.still is not None), default=0.0)
+    moved = bool(others) and all(each.still is not None and MOVED * each.still[0] < longest for each in others)
+    return [each.rank for each in late] if moved else []
 
 
 def with_suspects(found: Triage, ranks: Sequence[int], verdict: str, summary: str) -> Triage:

@@ -154,6 +154,11 @@ class Watchdog:
         if rank is not None:
             rank.life = replace(rank.life, sign_s=now_s)
 
+    def quiet_s(self, local_rank: int, now_s: float) -> float | None:
+        """Return the seconds since the rank's last sign of life; None: it is not watched."""
+        rank = self._ranks.get(local_rank)
+        return None if rank is None else expiries.quiet_s(self._read_page(local_rank), rank.life, now_s)
+
     @property
     def deadline(self) -> float | None:
         """When to ask `due` again, monotonic seconds; None: only after something else has happened."""

@@ -137,7 +137,8 @@ def hang_failure(
     tails = next((files.tails[each] for each in (rank, hang.rank) if each in files.tails), ())
     dead = dead_threads(files, verdict)
     # The headline has no room for a long message.
-    short = _DEAD.match(dead) if len(dead) > DEAD_ROOM else None
+    parties = has_parties(verdict) and sum(group.activity is not None for group in verdict.groups) > 1
+    short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
     remarks = _raised_before(files, rank) if len(suspect_ranks) == 1 else ()
     plain = FirstFailure(
         round=files.number,

@@ -33,6 +33,7 @@ OUTPUTS_ALIKE = 3
 OUTPUTS_PER_ROUND = 32
 FIRST_OUTPUTS = 8
 """Kinds of failures of each of which the first rank's whole output is read."""
+PLACES_READ = 4
 BYSTANDERS_READ = 2
 _NUMBER = re.compile(r"\d+")
 
@@ -191,12 +192,13 @@ def _is_exit(own: OwnFailure) -> bool:
 
 
 def _suspects(files: RoundFiles, hang: Failure | None) -> list[int]:
-    """Return the ranks whose output may explain a hang: the suspect's, or the one whose time-out expired."""
+    """Return the ranks whose output may explain a hang: the suspect, or one at each place and the late one."""
     from ftslurm.monitor.triage import triage
     from ftslurm.report.rank_stacks import of_all_ranks
 
-    suspects = triage(of_all_ranks(files), files.calls).suspects
-    return [group.ranks[0] for group in suspects[:1]] or ([hang.rank] if hang is not None else [])
+    found = triage(of_all_ranks(files), files.calls)
+    places = [group.ranks[0] for group in found.groups[:PLACES_READ]] if len(found.groups) <= PLACES_READ else []
+    return [group.ranks[0] for group in found.suspects[:1]] or ([hang.rank, *places] if hang is not None else [])
 
 
 def _kind(own: OwnFailure) -> tuple[object, ...]:
