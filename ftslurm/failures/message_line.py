@@ -89,6 +89,7 @@ _ADVICE = re.compile(
     r"|Use|Note|Make sure|If you|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
     r"|is (?:usually|typically|often|likely))|It (?:may|might|could)|Did you|Are you|Perhaps|Maybe"
     r"|Hint)\b"
+    r"|[A-Z]\w{2,20}ing [^.]{0,80}\b(?:can|could|may|might) help\b"
     r"|[^.]{0,80}\b(?:can|could|may|might|should) be (?:set|used|changed|passed|fixed|avoided|enabled|disabled)\b"
 )
 _INTRODUCES = (":", "(", "[", "{")

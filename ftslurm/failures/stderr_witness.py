@@ -134,6 +134,7 @@ _SUMMARY = re.compile(
     r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: |^ninja: build stopped"
     r"|^collect2: error: ld returned "
 )
+_WARNING = re.compile(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
 _RUNTIME = re.compile(
@@ -217,6 +218,11 @@ def last_line(text: str) -> str:
     return ""
 
 
+def without_last(text: str, line: str) -> str:
+    """Return an output up to the last line that ends so."""
+    return text[: text.rfind("\n", 0, max(0, text.rfind(line))) + 1]
+
+
 def _above_dump(lines: list[str]) -> list[str]:
     """Return the lines without stacks of faulthandler at their end, which a program has printed of all threads."""
     end = len(lines)
@@ -236,10 +242,15 @@ def line_before(text: str, exception: str) -> str:
     return "" if _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line) else line
 
 
-def error_before(text: str, exception: str) -> str:
+def error_before(text: str, exception: str, *, mild: bool = False) -> str:
     """Return the first of the few lines right above such a traceback that are errors by their words; empty: none.
 
     What a chain of programs prints last is often only the exit code of the one before.
+
+    Args:
+        text: the end of an output.
+        exception: the type of the exception.
+        mild: whether a logger's warning counts, too.
     """
     lines = output_lines(text)
     own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
@@ -253,7 +264,8 @@ def error_before(text: str, exception: str) -> str:
     for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
         if not line.strip():
             continue
-        if not _TROUBLE.search(line) or _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line):
+        known = _WENT_ON.match(line) and not (mild and _WARNING.match(line))
+        if not _TROUBLE.search(line) or known or _GOES_ON.search(line) or _AFTERMATH.match(line):
             break
         found.insert(0, line)
     return next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")

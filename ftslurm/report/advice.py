@@ -19,7 +19,10 @@ from ftslurm.text import safe, size
 _LOADER_CRASH = re.compile(
     r"killed by signal: (?!Killed|Bus error)|Unexpected (segmentation fault|floating-point exception|illegal instr)"
 )
-_NO_STACKS = "Native code crashed, and there are no stacks: start the script with PYTHONFAULTHANDLER=1, or keep a core."
+_NO_STACKS = (
+    "Native code crashed, and there are no stacks, unless the script sends faulthandler's to a file: start it with"
+    " PYTHONFAULTHANDLER=1, or keep a core."
+)
 _BACKTRACE = re.compile(r"=== backtrace|[Cc]aught signal \d+|Process received signal|Signal: \w+|(?m:^ *#?0:? +0x)")
 _NATIVE_FRAME = re.compile(
     r"(?m)^.{0,80}?(?:#?\[? ?\d{1,3}\]? +0x[0-9a-f]{4,16}:? (?:in )?|\[ ?\d+\] [^\s(]{1,300}\()([A-Za-z_]\w*)"

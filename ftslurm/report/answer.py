@@ -87,10 +87,13 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     if text.lower().startswith(head.lower()):
         room = max(room - len(head), width // 2)
         return f"{text[: len(head)]}{shortened(text[len(head) :], room)}"
-    if len(without_source(text)) <= room:
-        return without_source(text)
     shown = shortened(text, room)
-    return text if cause["title"].lower() in shown.lower() else f"{subject(cause)}: {cause['title']} ({description})"
+    if cause["title"].lower() in shown.lower():
+        return text
+    titled = f"{subject(cause)}: {cause['title']}"
+    bare = without_source(description)
+    # The title has what the exception was raised from.
+    return f"{titled} ({bare if len(titled) + len(bare) + 3 <= room else description})"
 
 
 def of_rank(failure: Json) -> bool:

@@ -51,6 +51,9 @@ _ADVICE = {
     " rank leaves its process group early.",
     "nccl": "No failure of another rank was recorded before it: NCCL_DEBUG=WARN shows NCCL's own reason.",
 }
+_AT_START = (
+    "If no rank had ended before: see GLOO_SOCKET_IFNAME, and to which address each node's name resolves on the others."
+)
 _IN_LOGS = (
     "These logs have no earlier failure of another rank: it may have finished early, hung, or its output is elsewhere."
 )
@@ -157,12 +160,17 @@ def last_words(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequenc
     """
     if not (worker.cause.silent or worker.cause.name == "abort") or {"stderr", "output"} & set(worker.evidence):
         return []
-    from ftslurm.failures.stderr_witness import last_line
+    from ftslurm.failures.stderr_witness import last_line, without_last
 
     outputs = [tail for tail in tails if tail.stream in ("stderr", "stdout") and tail.text.strip()]
     for tail in sorted(outputs, key=lambda tail: -(tail.written_ns or 0)):
-        line = last_line(tail.text)
-        if line and line not in worker.what and not any(line in text for text in survived):
+        text = tail.text
+        line = last_line(text)
+        while line and any(line in other for other in survived):
+            # Others have printed that, too, as a script's handlers do at each end.
+            text = without_last(text, line)
+            line = last_line(text)
+        if line and line not in worker.what:
             return [f'its {tail.stream} ends with "{cut_middle(line, LINE_LIMIT)}"']
     return []
 
@@ -261,13 +269,21 @@ def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWork
         return [absent, *(each for each in ordered if each is not absent)]
     gave_up = [each for each in ordered[1:] if each.cause.cascade and each.cause.name not in _BROKEN]
     if not first.cause.cascade:
-        by_peer = first.exception is not None and first.exception.type in _SOCKETS
+        by_peer = _is_socket(first)
         better = next((each for each in gave_up if by_peer and _certainly_before(clocks, number, each, first)), None)
+        if by_peer and better is None:
+            # At the same time, a rank with a reason of its own explains a connection that broke.
+            own = [each for each in ordered[1:] if not each.cause.cascade and not _is_socket(each)]
+            better = next((each for each in own if not _certainly_before(clocks, number, first, each)), None)
     elif first.cause.name in _BROKEN:
         better = next((each for each in gave_up if _within(clocks, number, first, each)), None)
     else:
         better = None
     return list(ordered) if better is None else [better, *(each for each in ordered if each is not better)]
+
+
+def _is_socket(failed: FailedWorker) -> bool:
+    return failed.exception is not None and failed.exception.type in _SOCKETS
 
 
 def _meets(failed: FailedWorker) -> bool:
@@ -321,6 +337,8 @@ def advice(
     by_store = worker.exception is not None and worker.exception.type == "DistStoreError"
     if by_store and "clients joined" in worker.what:
         return "Fewer processes joined than the script's world_size: see which did not come, and where to."
+    if "connectFullMesh" in worker.what:
+        return _AT_START
     if not recorded:
         usual = worker.cause.name in ("peer-reset", "collective-timeout")
         return (_AGAIN_IN_LOGS if attempt > 1 else _IN_LOGS) if usual else None

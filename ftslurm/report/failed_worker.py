@@ -166,7 +166,10 @@ def _exception(kind: str, error: RankError | None, summary: Failure | None) -> E
 STUCK = "nccl-stuck"
 """Cause of an abort by a thread of torch's that found the main thread, or what that calls, stuck."""
 _DUMP = re.compile(r"(?m)^(?:Fatal Python error: .*\n(?:.*\n){0,3})?Current thread 0x\w+")
-_GLUED = re.compile(r"(?<=[^\s\"'`:(])(?=terminate called (?:after throwing|without an active|recursively))")
+_GLUED = re.compile(
+    r"(?<=[^\s\"'`:(])(?=terminate called (?:after throwing|without an active|recursively)"
+    r"|Memory access fault by GPU node)"
+)
 _BAR = re.compile(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
 
 

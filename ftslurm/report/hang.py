@@ -72,6 +72,7 @@ RECEIVES = frozenset(("recv", "irecv"))
 _RECEIVE = (
     "All wait to receive, and none sends: each recv needs a send of the other rank, before its own recv or with isend."
 )
+_POLL = "They sleep there: see what they wait for, such as a file, a lock or another rank."
 _IMPORT = "They still import modules: a slow or busy filesystem, or a time-out that is too short for the start."
 _ENDING = (
     "Python's end waits for threads that are no daemons, then for what runs at exit: end such threads, and call "
@@ -392,6 +393,8 @@ def _advice(verdict: Triage) -> str:
             return _IMPORT
         if not verdict.suspects and all(_waits_locally(group) for group in verdict.groups):
             return _LOCAL
+        if not verdict.suspects and activities == {"time.sleep"}:
+            return _POLL
         if not verdict.suspects and activities and activities <= RECEIVES:
             return _RECEIVE
         return (

@@ -25,6 +25,7 @@ _BEHIND = re.compile(
     r"| \(in DataLoader worker process \d{1,6}\)(?=\W*$)"
     r"|, from (?:its child's output|its stderr|the line before it)(?=\)\W*$)"
     r"| \(from (?:its child's output|its stderr|the line before it)\)(?=\W*$)"
+    r"| \(on ranks? [\d, -]{1,200}\)(?=\W*$)"
     r"|, exceeded error retry count after \d+ attempts"
 )
 # Types that say nothing.

@@ -19,6 +19,7 @@ from ftslurm.report.reported_before import FOLLOWING, is_adjacent, one_reported_
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import cut_middle, ranges
 
+_STAMP = re.compile(r"^\[?\d[\d:.,T -]{6,30}\]?[ |]*")
 QUOTED = 40
 """Characters by which a line that was printed has a message."""
 CAUGHT_LIMIT, PLACES_SHOWN, RANKS_NAMED = 120, 3, 2
@@ -91,9 +92,12 @@ def _connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:
 
 def _others_named(files: RoundFiles, worker: FailedWorker) -> list[str]:
     """Return where those ranks were that a failure names, but that had not failed when ftslurm stopped them."""
-    if worker.exception is None or worker.cause.cascade or not files.stacks:
+    if worker.exception is None or worker.cause.cascade:
         return []
     named = {rank for link in links(worker.exception) for rank in other_ranks(link.message, worker.rank)}
+    done = sorted(named.intersection(consequence.finished(files)))[:RANKS_NAMED]
+    if done:
+        return [f"{those_ranks(ranges(done))} had finished with exit code 0"]
     stopped = {one.rank for node in files.nodes for one in node.workers if one.stopped_by_ftslurm and one.error is None}
     found = [(rank, consequence.stack_place(files, rank)) for rank in sorted(named & stopped)[:RANKS_NAMED]]
     return [f"rank {rank} had not failed: it was {place}" for rank, place in found if place]
@@ -135,7 +139,7 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
         return []
     from ftslurm.failures.stderr_witness import error_before
 
-    line = error_before(text, worker.exception.type).strip()
+    line = _STAMP.sub("", error_before(text, worker.exception.type, mild=True).strip())
     messages = [message_line(each.message) for each in links(worker.exception)]
     if not line or any(message and (message[:QUOTED] in line or line in message) for message in messages):
         return []

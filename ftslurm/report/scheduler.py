@@ -162,7 +162,7 @@ def job_failure(snapshot: Snapshot, attempt: str | None, number: int, step: int 
 
 def line(view: Scheduler) -> str:
     """Summarise Slurm's view in one line."""
-    if view.source == "log" and view.job_id is None and view.state == "CANCELLED":
+    if view.source == "log" and view.job_id is None:
         return "stated in the log, not by Slurm"
     if view.problem is not None and view.state is None:
         return f"no answer from Slurm: {brief(view.problem)}"

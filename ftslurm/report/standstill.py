@@ -14,7 +14,7 @@ from ftslurm.monitor.stacks_file import RankStacks
 from ftslurm.monitor.triage import ODD, Group, Triage, describe, has_finished, triage
 from ftslurm.text import clip, duration, ranges
 
-LEAST_STILL_S, FACTOR = 10.0, 2.0
+LEAST_STILL_S, FACTOR = 6.0, 2.0
 """A rank that did not move for so many seconds, and so many times as long as the longest time before, is still."""
 GROUPS_NAMED = 3
 RANKS_SHOWN = 24

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.failures.own_code import own_frame
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
@@ -260,6 +261,11 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
     noticed = noticed_by(worker, this.number)
     first = hang_failure(this.files, noticed, _by_records(this, records), this.last_step, this.cwd, records)
     own = next((each for each in found if each.rank == first.rank), None)
+    if own is None and worker.frames and not (first.hang or {}).get("where"):
+        # Of a rank that had ended, only the one that waited for it has a place.
+        frame = own_frame(worker.frames)
+        place = f"at {frame.file.rpartition('/')[2]}:{frame.line} (rank {worker.rank})"
+        return replace(first, hang={**(first.hang or {}), "where": place})
     if own is None:
         return first
     # What it called is in its own traceback; gloo aborts a process in a thread of its own.

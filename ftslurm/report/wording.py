@@ -39,6 +39,8 @@ _NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\]:? ?")
 
 SILENT = "nothing was printed for the last "
 """Begins what a log without stacks shows of a job that had perhaps hung when it was ended."""
+STALLED = "by Horovod's inspector: "
+"""Begins what a log with the lines of Horovod's stall inspector shows of it."""
 STACKS = "by the stacks in the log: "
 """Begins what a log with stacks shows of it."""
 

@@ -100,7 +100,7 @@ def test_one_that_computes_while_all_others_wait_for_it_is_named_as_such() -> No
     "ranks",
     [
         [(0.5, 3, REDUCE), (0.5, 3, SLEEP)],
-        [(9, 3, REDUCE), (9, 3, SLEEP)],
+        [(5, 2, REDUCE), (5, 2, SLEEP)],
         # It waited as long before, and went on.
         [(40, 25, REDUCE), (40, 25, REDUCE)],
         # Most of them compute: that is no wait for a few.

@@ -7,12 +7,13 @@ from ftslurm.failures.predicates import at_end, cuda, either, exception, tail, x
 from ftslurm.failures.retryability import BY_NODE, PERHAPS
 
 ROWS: tuple[Cause, ...] = (
-    Cause("cuda-oom", "CUDA out of memory", PRIMARY,
+    Cause("cuda-oom", "out of GPU memory", PRIMARY,
           either(lambda e: e.exception == "OutOfMemoryError" and e.module.startswith("torch"),
                  exception("ResourceExhaustedError", "XlaRuntimeError", text="OOM when allocating|RESOURCE_EXHAUSTED"),
                  cuda(r"(CUDA|HIP|NPU|XPU) out of memory|(CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
                       r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")),
-          "Smaller batch, activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+          "Smaller batch, activation checkpointing, or expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF (of an NPU:"
+          " PYTORCH_NPU_ALLOC_CONF).",
           not_for="host memory that ran out", behind=True),
     Cause("gpu-ecc", "uncorrectable memory error of the GPU", PRIMARY,
           either(cuda(r"uncorrectable (ECC|NVLink) error"), xid(48, 64, 74, 95)),

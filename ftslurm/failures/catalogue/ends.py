@@ -38,7 +38,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("cpu-limit", "CPU time limit", PRIMARY, signal("SIGXCPU"),
           "See ulimit -t of the job.", not_for="the job's time limit", restart=POINTLESS),
     Cause("terminated", "terminated by SIGTERM, not by ftslurm", PRIMARY, signal("SIGTERM"),
-          "A user or another program sent it; Slurm does so before a time limit or a preemption.",
+          "A user, another program or the rank itself sent it; Slurm does so before a time limit or a preemption.",
           not_for="a rank that ftslurm stopped", silent=True),
     Cause("signal", "ended by a signal", PRIMARY, signal(), not_for="a stop by ftslurm", symptom_of=GPU, silent=True),
     Cause("shell-killed", "a command of the script was killed by SIGKILL", PRIMARY, ended(137),

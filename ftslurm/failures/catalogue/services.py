@@ -12,7 +12,7 @@ ROWS: tuple[Cause, ...] = (
                  r"|[Gg]ated ?[Rr]epo|AccessDenied"
                  r"|InvalidAccessKey"
                  r"|SignatureDoesNotMatch|ExpiredToken|NoCredentials|Invalid username or password|AuthenticationError"),
-          "Check the token or key in the job's environment; a restart does not renew it.",
+          "Check the address, and the token or key in the job's environment if it needs one: a restart renews none.",
           not_for="a service that is busy", restart=POINTLESS, behind=True),
     Cause("service-busy", "an external service was busy or failed", PRIMARY,
           either(client(r"\b(429|50[0234])\b.{0,3}(Client|Server) Error|(status( code)?:? ?|HTTP Error )"

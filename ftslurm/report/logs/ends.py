@@ -194,7 +194,7 @@ class _Reader:
 
     def of_pod(self, i: int, line: Line) -> bool:
         """Read a line of Kubernetes' description of a pod; return whether it has a container's end."""
-        if line.text.startswith("Reason: "):
+        if line.text.startswith("Reason: ") or " Warning " in line.text:
             end = evicted(self.lines, i)
         elif "xit Code:" in line.text or "exitCode" in line.text:
             end = pod_end(self.lines, i)

@@ -52,8 +52,9 @@ _LAUNCHER_FILES = (
 )  # fmt: skip
 _MILD = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
 _EXCERPT = re.compile(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the process that failed
-# Of NCCL's warnings of a fabric, those on this side of a connection: 12 and 13 are of a peer that does not answer.
-_OWN_NCCL = re.compile(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!1[23]\b)\d")
+# Of NCCL's warnings of a fabric, those on this side of a connection: 12 and 13 are of a peer that does not answer, 5 of
+# what was sent after that.
+_OWN_NCCL = re.compile(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!(?:5|1[23])\b)\d")
 _KERNEL = re.compile(r"\.(?:cu|cuh|h|hip|cpp):\d{1,6}: .{0,300}?Assertion `.{1,200}[`'] failed")
 _EXHAUSTED = re.compile(
     r"(?i)\bmax(?:imum)? (?:number of )?(?:retries|attempts)|giving up|(?:retries|attempts) (?:failed|exceeded"
@@ -216,6 +217,8 @@ class Finder:
         end = self._log.end_after(each.end, rank)
         if self._was_done_without(each, own):
             return False
+        if _is_of_feeder(each):
+            return None
         by_hook = any(
             other.line.rank == rank is not None and other.begin > each.end
             for _, raised in self._log.raised
@@ -402,6 +405,12 @@ class Finder:
     def _follows(self, each: Found) -> bool:
         """Whether its cause is a consequence of another rank's end."""
         return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def _is_of_feeder(each: Raised) -> bool:
+    """Whether it is of the thread that feeds a queue to other processes, which goes on after it."""
+    first = next(iter(each.exception.frames), None)
+    return first is not None and first.function == "_feed" and first.file.endswith("multiprocessing/queues.py")
 
 
 def _without_late_threads(found: list[Found]) -> list[Found]:

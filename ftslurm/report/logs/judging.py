@@ -34,6 +34,7 @@ from ftslurm.report.logs.rank_errors import (
 from ftslurm.report.logs.silence import silence
 from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
+from ftslurm.report.wording import STALLED
 from ftslurm.text import names, plural, ranges
 
 _DIGITS = re.compile(r"\d+")
@@ -45,6 +46,7 @@ _DEAD_NODE = re.compile(
     r"node with node id: \w{1,80} and address: (?P<node>[\w.:-]{1,80}) .{0,160}has been marked dead because"
     r" (?P<why>[^.\n]{1,160})"
 )
+_MISSING_OF_TENSOR = re.compile(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
 STALLED_SHOWN = 64
 _OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
@@ -103,7 +105,9 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         job = None  # Slurm itself, at the limit of memory
     if job is not None and (first is None or job.number < first or _follow(log, errors, job)):
         errors, tails, state = {}, {}, job.state
-        hung = (places(log), silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
+        stalled = _stalled(log)
+        inspected = f"{STALLED}rank {ranges(stalled)} had not joined" if stalled else ""
+        hung = (places(log), inspected, silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
         job = replace(job, why="; ".join(text for text in (job.why, *hung) if text))
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
@@ -262,7 +266,7 @@ def _not_in_table(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]
     printed = {rank for line in log.lines if (rank := _rank_named(log, line)) is not None}
     if table:
         printed |= set(range(max(rank for rank in table if rank is not None)))
-    known = table or tasks
+    known = table or (set() if log.ends.job else tasks)
     ended = printed - known - errors.keys()
     if not known or not ended or len(hosts) > 1:
         return []
@@ -280,9 +284,10 @@ def _rank_named(log: AttemptLog, line: Line) -> int | None:
 
 def _stalled(log: AttemptLog) -> set[int]:
     """Return the ranks that Horovod's stall inspector named last."""
+    named = [tensor[1] for line in log.lines if (tensor := _MISSING_OF_TENSOR.search(line.text)) is not None]
     at = max((i for i, line in enumerate(log.lines) if _MISSING_RANKS.search(line.text)), default=None)
     if at is None:
-        return set()
+        return set(map(int, named[-1].split(","))) if named else set()
     found = (_MISSING_RANK.match(line.text) for line in log.lines[at + 1 : at + 1 + STALLED_SHOWN])
     return {int(each[1]) for each in found if each is not None}
 

@@ -51,6 +51,7 @@ _REMOTE = re.compile(
     r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
 )
 _PROCESS = re.compile(r"\(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.]{7,15})")
+_TENSOR = re.compile(r"(?:Vllm)?Worker_TP(\d{1,4})")  # of vLLM, the rank among those of tensor parallelism
 _OF_PROCESS = re.compile(r"(?:[\d.]+ )?pid \d+$")
 _REPR_RANK = re.compile(r"repr=\w[\w.]{0,120}\[rank=(\d{1,6})\]")
 REMOTE = " of process "
@@ -313,6 +314,8 @@ def _inner(line: Line, found: re.Match[str]) -> Line:
     if found["local"]:
         return line._replace(text=text, local=int(found["local"]))
     # Of a process and the one that it started, the latter printed the line.
+    tensor = _TENSOR.fullmatch(found["actor"])
+    line = line if tensor is None else line._replace(rank=int(tensor[1]))
     outer = line.node is not None and _OF_PROCESS.match(line.node) is not None
     return line._replace(text=text, node=process(found["pid"], found["ip"]) if outer or not line.node else line.node)
 

@@ -16,6 +16,10 @@ _REASON = re.compile(r"\s+(?:Reason:|reason:|\"reason\":) *\"?(\w{3,40})\"?,?\s*
 _ENDED = re.compile(
     r"Reason: +(Evicted|Preempt\w{2,10}|NodeLost|DeadlineExceeded|NodeShutdown|Shutdown|Terminated)\s*$"
 )
+_EVENT = re.compile(
+    r"\S{1,20} +Warning +(?P<why>Evicted|Preempted|TaintManagerEviction|NodeNotReady) +[Pp]od/(?P<pod>\S{1,200})"
+    r" +(?P<text>\S.{0,400})$"
+)
 _MESSAGE = re.compile(r"Message: +(\S.{0,400})$")
 _NOT_STARTED = re.compile(
     r"\s+Warning +(?:Failed|FailedMount|FailedScheduling|FailedCreatePodSandBox|InspectFailed|ErrImageNeverPull)\s"
@@ -26,7 +30,15 @@ _NAME = re.compile(r"Name: +(\S{1,200})\s*$")
 
 
 def evicted(lines: Sequence[Line], i: int) -> End | None:
-    """Return the end of a pod of which line ``i`` states why Kubernetes ended it; None: the line states no such."""
+    """Return the end of a pod of which line ``i`` states why Kubernetes ended it; None: the line states no such.
+
+    Of `kubectl describe pod`, and of `kubectl get events`.
+    """
+    event = _EVENT.match(lines[i].text)
+    if event is not None:
+        return End(
+            lines[i].number, "pod", f"Kubernetes ended the pod: {event['why']}: {event['text']}", node=event["pod"]
+        )
     found = _ENDED.match(lines[i].text)
     if found is None:
         return None

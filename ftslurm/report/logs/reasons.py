@@ -65,6 +65,8 @@ _OF_SHELL = re.compile(
     r"\S{1,300}: line \d+: .{1,400}: (?:command not found|No such file or directory|Permission denied)$"
 )
 _REQUEST = re.compile(r': (?:Get|Post|Head) "https?://.*$')  # of Docker's client
+_MOUNTED = re.compile(r"(failed to mount: \S{1,300}) at \S{1,300}(?=:)")  # where to is a directory of the runtime's
+_PERHAPS = re.compile(r", possible causes are .*$")
 _LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$")
 _CHDIR = re.compile(
     r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
@@ -256,7 +258,8 @@ def _without_directory(one: Reason, missing: re.Match[str] | None) -> Reason:
 
 
 def _tidy(text: str) -> str:
-    return " ".join(_REQUEST.sub("", text).split())[:300]
+    text = _MOUNTED.sub(r"\1", _PERHAPS.sub("", _REQUEST.sub("", text)))
+    return " ".join(text.split())[:400]
 
 
 def _final(lines: Sequence[Line], i: int) -> bool:

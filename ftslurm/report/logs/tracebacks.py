@@ -22,6 +22,8 @@ CUT_LINES = 3
 """Lines at the beginning of a log among which the end of a traceback may be."""
 STACKS_LIMIT, STACKS_LINES = 65536, 400
 _DIGITS = re.compile(r"\d+")
+# Of SGLang: the rank among those of tensor parallelism.
+_TENSOR = re.compile(r"\[[\d :.-]{10,30} TP(\d{1,4})\] ")
 _RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
 # "RuntimeError: Rank 5, node n3, device 5, iteration 104: ...": the program's own rank.
 _OWN_RANK = re.compile(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
@@ -186,7 +188,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
     caught = logged and _UNCAUGHT.search(before[:400]) is None
     whole = "\n".join([before, *(line.text for line in own)])
     spawned = _SPAWNED.search(whole)
-    named = _RANK.search(prefix[-200:]) or (_RANK.search(before[-200:]) if logged else None)
+    named = _RANK.search(prefix[-200:]) or _TENSOR.match(prefix) or (_RANK.search(before[-200:]) if logged else None)
     message = found.exception.message[:2000]
     stated = (_OWN_RANK.match(message) or TAGGED_RANK.search(message)) if found.rank is None else None
     which = spawned or named or _SNIPPET.search(whole) or stated
