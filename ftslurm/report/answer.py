@@ -91,8 +91,9 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     if cause["title"].lower() in shown.lower():
         return text
     titled = f"{subject(cause)}: {cause['title']}"
-    bare = without_source(description)
-    # The title has what the exception was raised from.
+    # What the program itself raised says more than what it was raised from, which the title has.
+    own = cause["raised_in"] is None and not cause["cause"].startswith("dataloader")
+    bare = without_source(description) if own else description
     return f"{titled} ({bare if len(titled) + len(bare) + 3 <= room else description})"
 
 

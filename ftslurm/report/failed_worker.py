@@ -419,7 +419,7 @@ def _frames_of(worker: FailedWorker, evidence: Evidence, found: Evidence) -> tup
 
 def _without_bars(stderr: str) -> str:
     """Return the text with what a runtime prints behind a progress bar, or a counter, in a line of its own."""
-    return _GLUED.sub("\n", _BAR.sub("\n", stderr))
+    return _BAR.sub("\n", _GLUED.sub("\n", stderr))
 
 
 def evidence_of(worker: FailedWorker, stderr: str) -> Evidence:

@@ -111,6 +111,7 @@ POSITIVE = [
     ("nccl-usage", raised("DistBackendError", "ncclInvalidUsage: ...", "torch.distributed")),
     ("cuda-oom", raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "torch")),
     ("cuda-oom", raised("OutOfMemoryError", "HIP out of memory.", "torch.cuda")),
+    ("npu-oom", raised("RuntimeError", "NPU out of memory. Tried to allocate 2.32 GiB")),
     ("cuda-assert", raised("RuntimeError", "CUDA error: device-side assert triggered\nCUDA kernel errors")),
     ("gpu-ecc", raised("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "torch")),
     ("gpu-lost", raised("RuntimeError", "CUDA error: GPU has fallen off the bus")),

@@ -7,13 +7,16 @@ from ftslurm.failures.predicates import at_end, cuda, either, exception, tail, x
 from ftslurm.failures.retryability import BY_NODE, PERHAPS
 
 ROWS: tuple[Cause, ...] = (
-    Cause("cuda-oom", "out of GPU memory", PRIMARY,
+    Cause("npu-oom", "out of the accelerator's memory", PRIMARY,
+          exception("RuntimeError", "OutOfMemoryError", text=r"^(NPU|XPU|HPU) out of memory"),
+          "Smaller batch, activation checkpointing, or expandable segments (of an NPU: PYTORCH_NPU_ALLOC_CONF).",
+          not_for="CUDA out of memory, or host memory that ran out", behind=True),
+    Cause("cuda-oom", "CUDA out of memory", PRIMARY,
           either(lambda e: e.exception == "OutOfMemoryError" and e.module.startswith("torch"),
                  exception("ResourceExhaustedError", "XlaRuntimeError", text="OOM when allocating|RESOURCE_EXHAUSTED"),
-                 cuda(r"(CUDA|HIP|NPU|XPU) out of memory|(CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+                 cuda(r"(CUDA|HIP) out of memory|(CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
                       r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")),
-          "Smaller batch, activation checkpointing, or expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF (of an NPU:"
-          " PYTORCH_NPU_ALLOC_CONF).",
+          "Smaller batch, activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
           not_for="host memory that ran out", behind=True),
     Cause("gpu-ecc", "uncorrectable memory error of the GPU", PRIMARY,
           either(cuda(r"uncorrectable (ECC|NVLink) error"), xid(48, 64, 74, 95)),
