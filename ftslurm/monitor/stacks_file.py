@@ -17,8 +17,8 @@
 
 The first line is always there, the others where they apply: ``why`` for a rank whose time-out expired, ``problem``
 where there are no stacks, or not all; ``stop: SIGTERM from outside`` where no rank had a time-out, but the job was
-stopped from outside, and ``still: 58.2 s, before at most 3.1 s``: how long the rank had not moved by then, and the
-longest time before; ``step: 7``: its last training step by then, where it reports steps.
+stopped from outside; ``still: 58.2 s, before at most 3.1 s``: how long the rank had not moved by then, and the longest
+time before, which is 0.0 s for a hang; ``step: 7``: its last training step by then, where it reports steps.
 Between the first blank line and the py-spy line stands what faulthandler wrote.
 A ``stacks.txt`` without the first line is that of a crash.
 """

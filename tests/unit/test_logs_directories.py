@@ -88,6 +88,10 @@ Cleaning up all outstanding Run operations, waiting 300.0 seconds
 1 items cleaning up...
 """
 )
+EVENTS = """LAST SEEN   TYPE      REASON    OBJECT             MESSAGE
+109s        Warning   Evicted   pod/sft-worker-0   Pod ephemeral local storage usage exceeds the total limit.
+109s        Normal    Killing   pod/sft-worker-0   Stopping container pytorch
+"""
 DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
     "the kernel killed a loader's worker": (
         {"slurm-90.out": "[rank5]: step 1\n" + NO_WORKER, "dmesg-gn07.txt": KILLED},
@@ -122,6 +126,15 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
             "node-1.log": LOST_STORE.format(file="c10d_rendezvous_backend.py", error="RendezvousConnectionError"),
         },
         "RendezvousConnectionError",
+    ),
+    "an event of Kubernetes on the pod that the others lost": (
+        {
+            **{f"sft-worker-{i}.log": f"INFO rank {i + 1} of 3\n{STEPS}" for i in (0,)},
+            "sft-master-0.log": "INFO rank 0 of 3\n" + STEPS + CLOSED.format(r=0),
+            "sft-worker-1.log": "INFO rank 2 of 3\n" + STEPS + CLOSED.format(r=2),
+            "events.txt": EVENTS,
+        },
+        "on sft-worker-0: Kubernetes ended the pod: Evicted: Pod ephemeral local storage usage exceeds",
     ),
     "nodes that letters count": (
         {"node-a.log": "[rank0]: step 1\n" + CLOSED.format(r=0), "node-b.log": "[rank6]: step 1\n[rank6]: " + INDEX},

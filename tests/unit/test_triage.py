@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -167,6 +168,17 @@ def test_of_ranks_at_one_place_only_those_whose_time_was_over_are_named_with_the
 def test_a_rank_whose_time_was_over_where_most_ranks_are_is_late_because_of_the_one_that_is_elsewhere() -> None:
     found = judged(*[rank(n, MAIN, STEP, why="no heartbeat") for n in range(3)], rank(3, *READ))
     assert (found.verdict, [group.ranks for group in found.suspects]) == (ELSEWHERE, [(3,)])
+
+
+POLL = (MAIN, ("/usr/lib/python3.11/selectors.py", 468, "select"))
+
+
+@pytest.mark.parametrize(("moved", "named"), [(0.1, [1]), (4.0, [])])
+def test_of_ranks_at_one_place_the_one_that_alone_gave_no_sign_of_life_is_named(moved: float, named: list[int]) -> None:
+    late = replace(rank(1, *POLL, why="no sign of life for 5 s"), still=(5.1, 0.0))
+    found = judged(replace(rank(0, *POLL), still=(moved, 0.0)), late, replace(rank(2, *POLL), still=(moved, 0.0)))
+    assert [each for group in found.suspects for each in group.ranks] == named
+    assert found.verdict == (OVERDUE if named else NONE)
 
 
 def test_two_ranks_at_two_places_without_a_collective_are_only_listed() -> None:

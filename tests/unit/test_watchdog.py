@@ -138,6 +138,18 @@ def test_a_heartbeat_that_stays_out_expires_to_the_moment_and_once() -> None:
     assert node.watch.deadline is None
 
 
+def test_how_long_a_rank_has_given_no_sign_of_life_is_known_of_each_watched_one() -> None:
+    node = Node(Timeouts(hang_s=10))
+    node.pass_time(4)
+    node.ranks[0].beat()
+    node.pass_time(2)
+    assert node.watch.quiet_s(0, node.now) == 2
+    node.watch.sign_of_life(0, node.now)  # its output grew
+    node.pass_time(1)
+    assert node.watch.quiet_s(0, node.now) == 1
+    assert node.watch.quiet_s(7, node.now) is None
+
+
 def test_beats_do_not_wake_the_agent() -> None:
     node = Node(Timeouts(heartbeat_s=10))
     for _ in range(10000):
