@@ -149,6 +149,10 @@ def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str
     outer = text.split("\n", 1)[0]
     if any(how == MEMBER for how, _ in evidence.inner):
         return f"{inner} (in group: {_SUB_EXCEPTIONS.sub('', outer.partition(': ')[2] or outer)})"
+    title = f"{cause.title} ("
+    if inner not in text and inner.startswith(title) and outer.startswith(title):
+        # The title is of the inner one.
+        return f"{inner} (then {outer.removeprefix(title).removesuffix(')')})"
     return text if inner in text else _from(text, inner)
 
 

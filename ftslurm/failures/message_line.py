@@ -79,6 +79,7 @@ _GPU_MEMORY = re.compile(
 )
 _COMMAND_LIMIT, _REFUSAL_LIMIT, _FIELDS = 60, 300, 6
 _VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MULTILINE)
+_EXPECTED = re.compile(r"^Input should be a (?=valid )")
 _FIELD = re.compile(r"^(\S[^\n]{0,200})\n {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
 # Where to read more is no reason.
 _SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
@@ -183,13 +184,16 @@ def _validation_line(text: str) -> str:
     fields = _FIELD.findall(text, head.end()) if head is not None else []
     if head is None or not fields:
         return ""
-    shown = [f"{field}: {why.partition(',')[0]}" for field, why in fields[:_FIELDS]]
+    shown = [f"{field}: {_EXPECTED.sub('no ', why.partition(',')[0])}" for field, why in fields[:_FIELDS]]
     more = f"; and {len(fields) - _FIELDS} more" if len(fields) > _FIELDS else ""
     return f"{head[0].replace('validation ', '', 1)}: {'; '.join(shown)}{more}"[:LIMIT]
 
 
 def _without_advice(text: str) -> str:
     """Return a long message of one line without the sentences of general advice at its end."""
+    head, border, rest = text.partition(". ")
+    if border and len(rest) > _LEAST and _ADVICE.match(head.rpartition(": ")[2]):
+        text = f"{head[: head.rfind(': ') + 2] if ': ' in head else ''}{rest}"
     while len(text) > _SHORT:
         before, border, last = text.rpartition(". ")
         if not border or len(before) < _LEAST or _ADVICE.match(last) is None:

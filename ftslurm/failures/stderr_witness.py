@@ -130,9 +130,14 @@ _TROUBLE = re.compile(
 _COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S")
 # Of tools, behind the reason.
 _SUMMARY = re.compile(
-    r"Error is not recoverable: exiting now|Exiting with failure status due to previous errors"
+    r"Error is not recoverable: exiting now|tar: Child returned status \d"
+    r"|Exiting with failure status due to previous errors"
     r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: |^ninja: build stopped"
     r"|^collect2: error: ld returned "
+)
+# Of a wrapper, which only repeats how the program ended.
+_ONLY_CODE = re.compile(
+    r"(?i)\b(?:ended|exited|finished|failed|returned) with (?:(?:exit )?(?:code|status) )?\d{1,3}\W*$"
 )
 _WARNING = re.compile(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
@@ -211,7 +216,7 @@ def last_line(text: str) -> str:
     """Return the last line of an output that has a meaning, as far as that is certain; empty: none near the end."""
     for line in reversed(_above_dump(output_lines(text))[-LAST_LINES:]):
         bare = RANK_PREFIX.sub("", line)
-        if not bare.strip() or bare[0].isspace() or _AT_END.match(bare):
+        if not bare.strip() or bare[0].isspace() or _AT_END.match(bare) or _ONLY_CODE.search(bare):
             continue
         if "Warning: " not in bare and not _PROGRESS.match(bare):
             return "" if _STEP.search(bare) and not _STOPS.search(bare) else bare
@@ -433,7 +438,9 @@ class _Search:
         primary = [each for each in own if not _follows(each.exception)]
         for chosen in (named, primary, own):
             if chosen:
-                return _called_at(self._of(chosen[-1]), last.exception.frames)
+                found = _called_at(self._of(chosen[-1]), last.exception.frames)
+                # The only traceback is that of the rank in the table.
+                return replace(found, rank=rank) if len(own) == 1 and found.rank is None else found
         before = _Search(self.lines, [], self.known).from_end(last.first)
         if before is not None:
             return before

@@ -19,6 +19,7 @@ from ftslurm.text import safe, size
 _LOADER_CRASH = re.compile(
     r"killed by signal: (?!Killed|Bus error)|Unexpected (segmentation fault|floating-point exception|illegal instr)"
 )
+TIMED_OUT = 124
 _NO_STACKS = (
     "Native code crashed, and there are no stacks, unless the script sends faulthandler's to a file: start it with"
     " PYTHONFAULTHANDLER=1, or keep a core."
@@ -124,6 +125,8 @@ def _by_agent(worker: FailedWorker) -> bool:
 def _exit(worker: FailedWorker, tails: Sequence[LogTail], attempt: Attempt | None) -> str | None:
     if worker.cause.name == "system-exit" and worker.exception is not None and not is_code(worker.exception.message):
         return ""  # its message is the reason
+    if worker.exit_code == TIMED_OUT:
+        return "timeout(1) ends with 124 when its time is over: see the command line, and what the program waited for."
     if any(tail.text.strip() for tail in tails) or (attempt is None and not tails):
         return None
     if worker.frames:

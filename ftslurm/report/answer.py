@@ -90,6 +90,9 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     shown = shortened(text, room)
     if cause["title"].lower() in shown.lower():
         return text
+    if text.lower().startswith(f"{subject(cause)}: {cause['title']}".lower()):
+        begin = len(subject(cause)) + len(cause["title"]) + 2
+        return f"{text[:begin]}{shortened(text[begin:], max(room - begin, width // 2))}"
     titled = f"{subject(cause)}: {cause['title']}"
     # What the program itself raised says more than what it was raised from, which the title has.
     own = cause["raised_in"] is None and not cause["cause"].startswith("dataloader")

@@ -261,6 +261,11 @@ def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWork
         return []
     first = ordered[0]
     # What could not be started was missed where all meet.
+    if _of_store(first) and "clients joined" not in first.what:
+        # How many came says more than a key that was not set.
+        counted = next((each for each in ordered if _of_store(each) and "clients joined" in each.what), None)
+        if counted is not None:
+            return [counted, *(each for each in ordered if each is not counted)]
     absent = next((each for each in ordered if each.kind == "spawn"), None)
     if first.cause.name == "rendezvous-timeout":
         # Or it came, and lost the store.
@@ -280,6 +285,10 @@ def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWork
     else:
         better = None
     return list(ordered) if better is None else [better, *(each for each in ordered if each is not better)]
+
+
+def _of_store(failed: FailedWorker) -> bool:
+    return failed.exception is not None and failed.exception.type == "DistStoreError"
 
 
 def _is_socket(failed: FailedWorker) -> bool:
@@ -334,7 +343,7 @@ def advice(
         return f"Look at what {found.name} did while the others waited, and whether {it} took another path."
     if worker.cause.name in ("master-unreachable", "late-rank", "peer-lost"):
         return None
-    by_store = worker.exception is not None and worker.exception.type == "DistStoreError"
+    by_store = _of_store(worker)
     if by_store and "clients joined" in worker.what:
         return "Fewer processes joined than the script's world_size: see which did not come, and where to."
     if "connectFullMesh" in worker.what:

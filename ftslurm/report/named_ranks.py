@@ -14,6 +14,7 @@ from ftslurm.failures.reason import ON_RANKS
 from ftslurm.report.failed_worker import FailedWorker
 
 _NUMBER = re.compile(r"\d+")
+_CALLS = re.compile(r"\b[Rr]ank (\d{1,6}) is running collective: CollectiveFingerPrint\(([^)]{1,400}?)\)")
 _PARAMETERS = re.compile(r"\b[Rr]ank (\d{1,6}) has (?:inconsistent )?(\d{1,9}) params")
 
 
@@ -26,8 +27,8 @@ def named_ranks(failed: FailedWorker) -> frozenset[int]:
 def named_first(ordered: Sequence[FailedWorker]) -> list[FailedWorker]:
     """Return the failures of a round with one of a rank first that the first of them names, if it failed so, too."""
     named = named_ranks(ordered[0]) if ordered else frozenset()
-    odd = _odd_one(ordered)
-    if odd is not None:
+    odd = _odd_one(ordered) or _odd_call(ordered)
+    if odd:
         found = next((each for each in ordered if each.rank in odd), None)
         return list(ordered) if found is None else [found, *(each for each in ordered if each is not found)]
     found = next((each for each in ordered if each.rank in named and named_ranks(each) == named), None)
@@ -50,6 +51,15 @@ def _odd_one(failed: Sequence[FailedWorker]) -> dict[int, int] | None:
     usual = {count for count, ranks in Counter(numbers.values()).items() if ranks > 1}
     odd = {rank: count for rank, count in numbers.items() if count not in usual}
     return odd if len(usual) == 1 and len(odd) == 1 else None
+
+
+def _odd_call(failed: Sequence[FailedWorker]) -> set[int]:
+    """Return the only rank whose call, by all messages on calls that do not match, is not that of all others."""
+    texts = (each.exception.message for each in failed if each.cause.name == "collective-mismatch" and each.exception)
+    calls = {int(rank): call for text in texts for rank, call in _CALLS.findall(text)}
+    usual, *rest = [call for call, _ in Counter(calls.values()).most_common()] or [""]
+    odd = {rank for rank, call in calls.items() if call != usual}
+    return odd if len(rest) == len(odd) == 1 and len(calls) > 2 else set()
 
 
 def _numbers(failed: Sequence[FailedWorker]) -> dict[int, int]:

@@ -141,7 +141,11 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
 
     line = _STAMP.sub("", error_before(text, worker.exception.type, mild=True).strip())
     messages = [message_line(each.message) for each in links(worker.exception)]
-    if not line or any(message and (message[:QUOTED] in line or line in message) for message in messages):
+    if (
+        not line
+        or line.endswith(":")
+        or any(message and (message[:QUOTED] in line or line in message) for message in messages)
+    ):
         return []
     return [f'right above: "{cut_middle(line, CAUGHT_LIMIT)}"']
 

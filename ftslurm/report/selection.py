@@ -173,7 +173,8 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         chosen.insert(0, Output(rank, ("stderr", "stdout", "stacks")))
     by_rank: dict[int, Output] = {}
     for output in chosen:
-        by_rank.setdefault(output.rank, output)
+        known = by_rank.get(output.rank, Output(output.rank, ()))
+        by_rank[output.rank] = Output(output.rank, tuple(dict.fromkeys((*known.streams, *output.streams))))
     return list(by_rank.values())
 
 

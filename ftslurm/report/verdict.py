@@ -448,12 +448,14 @@ def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | No
     more = (dead_threads(files, found), finished_ranks(found))
     remark = "; ".join(part for part in more if part)
     if records is not None:
-        from ftslurm.report.collectives import decides, text_of, triage_by
+        from ftslurm.report.collectives import decides, place_of, text_of, triage_by
 
         if decides(records, found):
             text = text_of(records, files)
-            still = standstill(files.stacks, found, remark, text)
-            return None if still is None else replace(still, triage=triage_by(records, found, text), by_records=True)
+            named = triage_by(records, found, text)
+            place = place_of(named) if len(records.culprits) == 1 else None
+            still = standstill(files.stacks, found, remark, f"{text}; it is {place}" if place else text)
+            return None if still is None else replace(still, triage=named, by_records=True)
     return standstill(files.stacks, found, remark)
 
 

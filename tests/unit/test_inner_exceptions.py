@@ -69,7 +69,7 @@ data.path
 
 
 def test_a_validation_error_names_its_fields_in_one_line() -> None:
-    expected = "2 errors for TrainConfig: optim.lr: Input should be a valid number; data.path: Field required"
+    expected = "2 errors for TrainConfig: optim.lr: no valid number; data.path: Field required"
     assert (
         said(ExceptionRecord("ValidationError", "pydantic", PYDANTIC, frames=FRAME))[1]
         == f"ValidationError: {expected}"

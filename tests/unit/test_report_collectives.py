@@ -321,7 +321,7 @@ def test_a_job_that_was_stopped_while_no_rank_moved_names_the_call(tmp_path: Pat
     report, text = told(run)
     assert report["rounds"][0]["standstill"]["text"] == (
         "no rank had moved for 1 min 39 s: rank 3 on n2 has not joined all_reduce #118 [4096 float32],"
-        " in which ranks 0-2 wait (group default_pg)"
+        " in which ranks 0-2 wait (group default_pg); it is in DataLoader at data.py:40"
     ), text
     assert report["rounds"][0]["collectives"]["used"]
 

@@ -33,7 +33,7 @@ ROWS: tuple[Cause, ...] = (
                  exception("OSError", text=r"couldn't connect to 'https://huggingface.co'"
                                            r"|Can't load .{0,200}'https://huggingface.co")),
           "Download it on a node with Internet into HF_HOME, then HF_HUB_OFFLINE=1 for the job.",
-          not_for="a wrong path", behind=True),
+          not_for="a wrong path, or a hub that refused", behind=True, vague=True),
     Cause("service-unreachable", "an external service was not reached", PRIMARY,
           client(r"Connect(ion)?\w*(Error|Timeout)|Read(Timeout|Error)|Timeout|MaxRetryError|URLError|ProxyError"
                  r"|SSLError|CommError"

@@ -44,6 +44,9 @@ _ONE_NODE = re.compile(
 )
 
 
+_BINARY = re.compile(r"\) of binary: (\S{1,300})$")  # of torchrun
+
+
 class AttemptLog:
     """The lines of an attempt.
 
@@ -237,7 +240,9 @@ class AttemptLog:
     def environment(self, before: int) -> list[str]:
         """Return what modules and environments printed before a command of the batch script failed."""
         found = [i for i, line in enumerate(self.lines) if line.number < before and _ENVIRONMENT.search(line.text)]
-        return [" ".join(line.text.strip() for line in self.lines[i : i + 2])[:300] for i in found[:2]]
+        binary = next((each[1] for line in self.lines if (each := _BINARY.search(line.text))), "")
+        quotes = [" ".join(line.text.strip() for line in self.lines[i : i + 2])[:300] for i in found[:2]]
+        return [*quotes, *([f"the ranks were run by {binary}"] if binary else [])]
 
     def sole_node(self, end: End | None) -> str | None:
         """The node of the only task that ended."""

@@ -181,6 +181,9 @@ class Finder:
         inner = reason(exception)  # of the process that it started
         if exception.type in _LAUNCHERS:
             return True
+        if exception.type == "ProcessRaisedException" and not exception.message:
+            # A notebook has the traceback of its process apart.
+            return any(other.spawned for _, own in self._log.raised for other in own)
         if _EXCERPT.search(exception.message) and any(
             other is not each for _, own in self._log.raised for other in own
         ):
@@ -383,11 +386,10 @@ class Finder:
             return list(found)
         first = min(by_hook)
         # Of a launcher's label, which is the same, it is not known who put it there.
-        return [
-            each
-            for each in found
-            if not isinstance(each.thing, Raised) or each.thing.line.rank is not None or each.number > first
-        ]
+        caught = [each for each in found if each.number <= first and isinstance(each.thing, Raised)]
+        caught = [each for each in caught if isinstance(each.thing, Raised) and each.thing.line.rank is None]
+        self.distant += [each.thing for each in caught if isinstance(each.thing, Raised)]
+        return [each for each in found if each not in caught]
 
     def _without_superseded(self, found: Sequence[Found]) -> list[Found]:
         """Leave out exceptions of unknown ranks after which the program went on until a later failure."""
@@ -398,6 +400,7 @@ class Finder:
                 later = (other for other in ordered[i + 1 :] if is_strong(other.thing))
                 primary = (other for other in later if not self._follows(other))
                 if any(self._log.between(each.thing.end, other.number) > TOGETHER_LINES for other in primary):
+                    self.distant.append(each.thing)
                     continue
             kept.append(each)
         return kept

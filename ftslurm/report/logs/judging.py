@@ -13,6 +13,7 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
+from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
 from ftslurm.report.logs.dumps import places
@@ -47,6 +48,9 @@ _DEAD_NODE = re.compile(
     r" (?P<why>[^.\n]{1,160})"
 )
 _MISSING_OF_TENSOR = re.compile(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
+_GIVEN = re.compile(
+    r"\bWORLD_SIZE=\d+\b.{0,200}(?<![A-Z_])RANK=(\d{1,6})\b|(?<![A-Z_])RANK=(\d{1,6})\b.{0,200}\bWORLD_SIZE=\d"
+)
 STALLED_SHOWN = 64
 _OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
@@ -85,14 +89,15 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         lines: its lines.
         rank, node: of all lines, where each rank has its own file.
     """
-    log = AttemptLog(lines, rank, node)
+    log = AttemptLog(lines, _given_rank(lines) if rank is None else rank, node)
     finder, matcher = Finder(log), Matcher(log)
     matcher.match(finder.found())
     errors, tails = matcher.errors, matcher.tails
     job, notes = _job_end(log, errors), _notes(log, finder, errors)
     if matcher.last_output:
         notes.insert(0, matcher.last_output)
-    if matcher.copies > 1:
+    first_kind = min(errors.values(), key=lambda error: error.order).kind if errors else ""
+    if matcher.copies > 1 and first_kind == "exception":
         where = f", on {names(sorted(matcher.nodes))}" if len(matcher.nodes) > 1 else ""
         notes.insert(0, f"{matcher.copies} processes printed this traceback{where}; which ranks is not known of all")
     well = _went_well(log, errors)
@@ -134,6 +139,14 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
     return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes), resort is not None)
+
+
+def _given_rank(lines: Sequence[Line]) -> int | None:
+    """Return the rank that a process prints of its environment, if all lines are of one; None: not known."""
+    if any((line.rank, line.task, line.local) != (None, None, None) or line.part for line in lines):
+        return None
+    given = {int(found[1] or found[2]) for line in lines if (found := _GIVEN.search(line.text)) is not None}
+    return given.pop() if len(given) == 1 else None
 
 
 def _by_local_rank(
@@ -220,6 +233,8 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
         listed = sum(end.by == "table" and end.stopped for end in log.ends.processes)
         signalled_ranks = sum("closing signal" in line.text for line in log.lines) > listed
         notes += _finished(log, errors) or ([] if stopped or signalled_ranks else _not_in_table(log, errors))
+    if errors and (earlier := _earlier_program(finder, errors)) is not None:
+        notes.append(f"an earlier program of the job had failed: {_first_line(earlier)}{_place(earlier)}")
     dead = next((found for line in log.lines if (found := _DEAD_NODE.search(line.text))), None)
     notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None and errors else []
     survived = [end for end in log.ends.processes if was_survived(log, end)]
@@ -237,11 +252,11 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
     perhaps = finder.doubtful or (finder.distant if without_reason else [])
     if perhaps and (without_reason or not errors):
         last = perhaps[-1]
-        frames = last.exception.frames
-        place = f" at {frames[-1].file}:{frames[-1].line}" if frames else ""
         count = log.between(last.end, log.lines[-1].number + 1)
         follow = plural(count, "line") if count <= OTHERS_LINES else "many lines"
-        notes.append(f"not known to have ended a rank, because {follow} of output follow: {_first_line(last)}{place}")
+        notes.append(
+            f"not known to have ended a rank, because {follow} of output follow: {_first_line(last)}{_place(last)}"
+        )
     return notes
 
 
@@ -300,6 +315,25 @@ def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
         if rank is not None and rank not in errors and says_completed(_OWN_NAME.sub("", line.text, count=1)):
             found[rank] = line.text.strip()[:120]
     return [f'rank {rank} had finished: "{text}"' for rank, text in sorted(found.items())[:2]]
+
+
+def _earlier_program(finder: Finder, errors: Mapping[int, RankError]) -> Raised | None:
+    """Return the last exception of another script than those that failed, before these; None: there is none."""
+    scripts = {_script(error.exception) for error in errors.values() if error.exception is not None} - {""}
+    first = min(error.order for error in errors.values())
+    before = [each for each in finder.distant if each.end < first and _script(each.exception)]
+    return before[-1] if scripts and before and _script(before[-1].exception) not in scripts else None
+
+
+def _script(exception: ExceptionRecord) -> str:
+    """Return the script that a traceback begins with; empty: none."""
+    first = next(iter(exception.frames), None)
+    return first.file if first is not None and first.function == "<module>" else ""
+
+
+def _place(raised: Raised) -> str:
+    frames = raised.exception.frames
+    return f" at {frames[-1].file}:{frames[-1].line}" if frames else ""
 
 
 def _first_line(raised: Raised) -> str:

@@ -37,6 +37,7 @@ from ftslurm.report.logs.torn import first_line, least_torn
 from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 QUOTED = 12
 """Characters from which on a message that another one contains is the same by no chance."""
 CLOCK_DOUBT_S = 2
@@ -220,8 +221,8 @@ class Matcher:
         """Return how often the last line of a traceback was printed: ranks that write at once tear the other lines."""
         if not isinstance(each.thing, Raised):
             return 1
-        last = each.thing.traceback.rstrip("\n").rpartition("\n")[2].strip()
-        return sum(line.text.strip() == last for line in self._log.lines)
+        last = _NUMBER.sub("#", each.thing.traceback.rstrip("\n").rpartition("\n")[2].strip())
+        return sum(_NUMBER.sub("#", line.text.strip()) == last for line in self._log.lines)
 
     def _match_files(self, unnamed: list[Found], ends: dict[int, End]) -> list[Found]:
         """Match what each of several files states on ends with its own reasons; return those of the others."""
