@@ -18,14 +18,19 @@ _LONGEST_S = 3650 * 86_400
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser without abbreviations that reports a mistake as ``ftslurm X: what; what to do``."""
+    """An argument parser without abbreviations that reports a mistake as ``ftslurm X: what; what to do``.
 
-    def __init__(self, *arguments: object, **options: object) -> None:
+    Args:
+        notes: what the help has behind the options, in lines as they are printed.
+    """
+
+    def __init__(self, *arguments: object, notes: str = "", **options: object) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+        self._notes = f"\n{notes}" if notes else ""
 
     def format_help(self) -> str:
-        """Return the help, with the command's examples at its end."""
-        return super().format_help() + examples_of(self.prog)
+        """Return the help, with the notes and the command's examples at its end."""
+        return super().format_help() + self._notes + examples_of(self.prog)
 
     def error(self, message: str) -> NoReturn:
         """Print one line and leave with the exit code of a wrong usage."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RESULTS_S = 10.0
 """Seconds beyond the slowest check's time-out for which the first node waits for the others' results."""
 
-EPILOG = """\
+NOTES = """\
 On all nodes of a job, one table:  srun --ntasks-per-node=1 ftslurm health
 In an allocation that already runs a program, add --overlap to srun and --busy to health.
 
@@ -172,16 +172,13 @@ def _print(options: argparse.Namespace, view: ClusterView, took_s: float, note: 
 
 
 def _parser() -> argparse.ArgumentParser:
-    import argparse
-
     from ftslurm.command_line import CommandParser
     from ftslurm.health.node_context import seconds
 
     parser = CommandParser(
         prog="ftslurm health",
         description="Check whether this node is healthy: its GPUs, network, storage and host. Nothing is changed.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes=NOTES,
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="checks, or groups of them: gpu-ecc, gpu; default: all"

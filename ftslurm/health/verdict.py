@@ -9,7 +9,10 @@ from ftslurm.records.health import OK, SEVERITY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
+    from collections.abc import Callable
+    from typing import Any, TypeAlias, TypeVar
+
+    F = TypeVar("F")
 
 Json: TypeAlias = "dict[str, Any]"
 
@@ -76,6 +79,17 @@ class Verdict:
 def node_finding(status: str, check: str, nodes: Iterable[str], text: str, advice: str) -> NodeFinding:
     """Return a finding about these nodes themselves."""
     return NodeFinding(check, tuple(nodes), Finding(status, "", text, advice))
+
+
+def node_findings(
+    check: str, by_node: Mapping[str, F], judge: Callable[[F], Iterable[tuple[str, str, str]]]
+) -> list[NodeFinding]:
+    """Return the findings about each node by itself, of the status, text and advice from its facts."""
+    return [
+        node_finding(status, check, (node,), text, advice)
+        for node, facts in by_node.items()
+        for status, text, advice in judge(facts)
+    ]
 
 
 def verdict(check: str, judgement: Judgement, took_s: float = 0.0, facts: Json | None = None) -> Verdict:

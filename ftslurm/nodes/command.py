@@ -18,7 +18,7 @@ DONE, FAILED, USAGE = 0, 1, 2
 SLURM_S = 10.0
 """Time-out of each Slurm command, in seconds."""
 
-EPILOG = """\
+NOTES = """\
 An excluded node takes part in a round only if there are not enough others. To keep Slurm from allocating it to a new
 job:
   sbatch --exclude="$(ftslurm nodes list --hostlist)" job.sbatch
@@ -203,8 +203,6 @@ def _print_message(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    import argparse
-
     from ftslurm.command_line import CommandParser, add_shared_dir, duration_ns
 
     common = CommandParser(add_help=False)
@@ -217,8 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="ftslurm nodes",
         description="List excluded nodes, exclude nodes, or allow them again.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes=NOTES,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|exclude|allow|pass-on")
     listing = actions.add_parser("list", parents=[common], help="list excluded nodes with the reasons")

@@ -21,7 +21,7 @@ PREEMPTION_GRACE_S, WARNING_S = 30.0, 60.0
 """Default of `--grace`: Slurm's KillWait, and the least time by which ftslurm stops a run ahead of its time limit."""
 HANG_TIMEOUT_S, JOIN_TIMEOUT_S, DEFAULT_JOIN_TIMEOUT_S = 10.0, 20.0, 600.0
 SEPARATOR = "--"
-EPILOG = """\
+NOTES = """\
 All other options are those of `ftslurm run`, such as --nproc-per-node 2; --local-nodes is 2 unless given. The script
 runs here, really trains, and saves where it always does: give it a directory for checkpoints of its own.
 
@@ -132,8 +132,7 @@ def parser() -> CommandParser:
         usage="ftslurm rehearse EVENT [options] [options of ftslurm run] -- program [arguments]",
         description="Run a script on this machine, have an event happen to it at a training step, let it go on or "
         "start it again, and print whether it is ready for that, or what is missing.",
-        epilog=EPILOG.format(events=events),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes=NOTES.format(events=events),
     )
     made.add_argument("event", choices=tuple(EVENTS), metavar="EVENT", help=", ".join(EVENTS))
     made.add_argument("--at-step", type=_count, metavar="N", help="when a rank has reached it; default: 20 steps on")

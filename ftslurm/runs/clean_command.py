@@ -24,7 +24,7 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 OLDER = "30d"
 PATIENCE_S = 5.0
 """How long another `ftslurm clean` of this host is waited for, in seconds."""
-EPILOG = """\
+NOTES = """\
 Never removed: a run that goes on, that began within the last hour, or whose job is in Slurm's queue; another user's; a
 link. Logs that --log-dir has put elsewhere stay.
 """
@@ -144,15 +144,12 @@ def _queue() -> Mapping[str, QueuedJob] | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    import argparse
-
     from ftslurm.command_line import CommandParser, add_runs_directory, duration_ns
 
     parser = CommandParser(
         prog="ftslurm clean",
         description="Show what your old runs in a directory occupy; with --yes, remove them.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes=NOTES,
     )
     add_runs_directory(parser)
     parser.add_argument(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
 DONE, USAGE, INTERRUPTED = 0, 2, 130
-EPILOG = """\
+NOTES = """\
 The report.json of a run that has ended is used where it is about that end; other runs are judged anew.
 """
 
@@ -125,15 +125,12 @@ def _write(text: str, output: Path | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    import argparse
-
     from ftslurm.command_line import CommandParser, add_runs_directory, duration_ns
 
     parser = CommandParser(
         prog="ftslurm history",
         description="Report on all your runs in a directory: how they ended, what failed, what that cost.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes=NOTES,
     )
     add_runs_directory(parser)
     parser.add_argument(

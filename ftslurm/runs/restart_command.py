@@ -25,7 +25,7 @@ DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 WAIT_S, POLL_S = 60.0, 1.0
 """How long the end of the old job is awaited, whose run has ended: ftsrun reports, Slurm ends the job; seconds."""
 EXPORT_WIDTH = 60
-EPILOG = """\
+NOTES = """\
 The new job has the options of the old one (--export, too), continues its rounds, and writes to the same output file.
 Other variables are those of your shell now. Nodes that are excluded for your runs (ftslurm nodes list) are passed on by
 ftsrun as usual. A job that is just ending is awaited for up to 60 s.
@@ -233,15 +233,12 @@ def _error(text: str, code: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    import argparse
-
     from ftslurm.command_line import CommandParser, add_run, add_shared_dir
 
     parser = CommandParser(
         prog="ftslurm restart",
         description="Start a run again that has ended: submit its batch script as a new job of the same run.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes=NOTES,
     )
     add_run(parser)
     parser.add_argument(

@@ -11,7 +11,7 @@ from ftslurm.dataclasses import asdict, dataclass
 from ftslurm.doctor.contended import ContendedCheck, Meeting, last_value
 from ftslurm.health.barrier import make_directory
 from ftslurm.health.timed_filesystem import TimedFileSystem, Work
-from ftslurm.health.verdict import Json, NodeFinding, node_finding
+from ftslurm.health.verdict import Json, NodeFinding, node_findings
 from ftslurm.records.health import FAIL, NOTE, WARN
 from ftslurm.sharedfs.publish import publish
 
@@ -119,11 +119,7 @@ CHECK = ContendedCheck("atomic-rename", _works, last_value, share=0.15)
 
 def judge(by_node: Mapping[str, Reads]) -> list[NodeFinding]:
     """Judge each node's reads."""
-    found: list[NodeFinding] = []
-    for node, facts in by_node.items():
-        for status, text, advice in _judge(facts):
-            found.append(node_finding(status, CHECK.name, (node,), text, advice))
-    return found
+    return node_findings(CHECK.name, by_node, _judge)
 
 
 def _judge(facts: Reads) -> list[tuple[str, str, str]]:

@@ -16,7 +16,7 @@ from ftslurm.doctor.contended import ContendedCheck, Meeting, last_value
 from ftslurm.health.barrier import make_directory, wait_for, write_file
 from ftslurm.health.children import Child, stop
 from ftslurm.health.timed_filesystem import TimedFileSystem, Work
-from ftslurm.health.verdict import Json, NodeFinding, node_finding
+from ftslurm.health.verdict import Json, NodeFinding, node_findings
 from ftslurm.records.health import FAIL, NOTE, WARN
 
 if TYPE_CHECKING:
@@ -139,11 +139,7 @@ CHECK = ContendedCheck("lock", _works, last_value, extra_s=LIMIT_S)
 
 def judge(by_node: Mapping[str, Lock]) -> list[NodeFinding]:
     """Judge each node's view of another one's lock."""
-    found: list[NodeFinding] = []
-    for node, facts in by_node.items():
-        for status, text, advice in _judge(facts):
-            found.append(node_finding(status, CHECK.name, (node,), text, advice))
-    return found
+    return node_findings(CHECK.name, by_node, _judge)
 
 
 def _judge(facts: Lock) -> list[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.doctor.contended import ContendedCheck, Meeting, last_value
 from ftslurm.health.barrier import make_directory
 from ftslurm.health.timed_filesystem import TimedFileSystem, Work
-from ftslurm.health.verdict import Json, NodeFinding, node_finding
+from ftslurm.health.verdict import Json, NodeFinding, node_finding, node_findings
 from ftslurm.records.health import FAIL, WARN
 from ftslurm.sharedfs.publish import publish
 
@@ -104,15 +104,12 @@ def judge(rates: Mapping[str, Rate]) -> list[NodeFinding]:
             text = f"only {middle:.1f} {name} per second"
             advice = "a node publishes about once in a second: it works; recoveries take longer"
             found.append(node_finding(WARN, CHECK.name, (), text, advice))
-    return found + _errors(rates)
+    return found + node_findings(CHECK.name, rates, _errors)
 
 
-def _errors(rates: Mapping[str, Rate]) -> list[NodeFinding]:
-    found = []
-    for node, rate in rates.items():
-        for name, count in rate.errors.items():
-            status = FAIL if count > rate.tries / 2 else WARN
-            text = f"{count} of {rate.tries} operations failed: {name}"
-            advice = "ftslurm tries again, bounded; programs that do not, fail: ask the filesystem's operators"
-            found.append(node_finding(status, CHECK.name, (node,), text, advice))
-    return found
+def _errors(rate: Rate) -> list[tuple[str, str, str]]:
+    advice = "ftslurm tries again, bounded; programs that do not, fail: ask the filesystem's operators"
+    return [
+        (FAIL if count > rate.tries / 2 else WARN, f"{count} of {rate.tries} operations failed: {name}", advice)
+        for name, count in rate.errors.items()
+    ]

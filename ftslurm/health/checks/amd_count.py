@@ -7,8 +7,8 @@ unreadable there.
 from __future__ import annotations
 
 from ftslurm.health import nvml, sysfs
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
-from ftslurm.health.checks.amd_ras import VENDOR, is_driven
+from ftslurm.health.check import Absent, Context
+from ftslurm.health.checks.amd_ras import VENDOR, amd_check
 from ftslurm.health.verdict import Finding, Json, Judgement
 from ftslurm.records.health import FAIL, UNKNOWN, WARN
 from ftslurm.text import plural
@@ -67,14 +67,4 @@ def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
     return Judgement(summary)
 
 
-CHECK = Check(
-    "amd-count",
-    "each AMD GPU allocated by Slurm exists",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late_text="the AMD driver hangs",
-    late_advice="Look at the kernel log for amdgpu's lines.",
-    may_hang=is_driven,
-)
+CHECK = amd_check("amd-count", "each AMD GPU allocated by Slurm exists", fetch, judge)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from ftslurm.health import nvml, sysfs
-from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context
+from ftslurm.health.check import BACKGROUND, QUICK, THOROUGH, Absent, Check, Context, Fetch, Judge
 from ftslurm.health.verdict import Finding, Json, Judgement
 from ftslurm.records.health import FAIL, WARN
 from ftslurm.text import plural
@@ -24,6 +24,21 @@ _SUFFIX = "_err_count"
 def is_driven(context: Context) -> bool:
     """Return whether AMD's driver is loaded."""
     return any(os.path.exists(f"{context.root}{path}") for path in ("/sys/module/amdgpu", "/sys/class/kfd"))
+
+
+def amd_check(name: str, about: str, fetch: Fetch, judge: Judge) -> Check:
+    """Return a check of AMD's GPUs, whose driver may hang."""
+    return Check(
+        name,
+        about,
+        frozenset((QUICK, BACKGROUND, THOROUGH)),
+        nvml.LIMIT_S,
+        fetch,
+        judge,
+        late_text="the AMD driver hangs",
+        late_advice="Look at the kernel log for amdgpu's lines.",
+        may_hang=is_driven,
+    )
 
 
 def fetch(context: Context) -> Json:
@@ -96,14 +111,4 @@ def _block(name: str) -> str:
     return "its memory (umc)" if name == "umc" else name
 
 
-CHECK = Check(
-    "amd-ras",
-    "hardware errors counted by AMD's driver",
-    frozenset((QUICK, BACKGROUND, THOROUGH)),
-    nvml.LIMIT_S,
-    fetch,
-    judge,
-    late_text="the AMD driver hangs",
-    late_advice="Look at the kernel log for amdgpu's lines.",
-    may_hang=is_driven,
-)
+CHECK = amd_check("amd-ras", "hardware errors counted by AMD's driver", fetch, judge)

@@ -40,26 +40,26 @@ def places(context: Context) -> list[CheckedPath]:
 
 def fetch(context: Context) -> Json:
     """Probe all paths."""
-    write = 0 if context.busy else SMALL
-    return probe_places(
-        context,
-        LIMIT_S,
-        lambda place, index: ProbeSpec(
-            real(context, place),
-            file_name(context.node, f"paths{index}"),
-            write=0 if only_read(place) else write,
-            read=only_read(place),
-        ),
-    )
+    return probe_places(context, LIMIT_S, "paths", 0 if context.busy else SMALL)
 
 
-def real(context: Context, place: CheckedPath) -> str:
-    """Return the probed form of a path."""
-    return f"{context.root}{SHM}" if place.path == SHM else os.path.abspath(place.path)
+def probe_places(context: Context, limit_s: float, name: str, write: int, *, durable: bool = False) -> Json:
+    """Probe all paths; return their facts with their mounts.
 
+    Args:
+        context: of the check.
+        limit_s: for each path, in seconds.
+        name: begins the names of the written files.
+        write: bytes to write into each that is not only read.
+        durable: whether to sync and read what is written.
+    """
 
-def probe_places(context: Context, limit_s: float, spec: Callable[[CheckedPath, int], ProbeSpec]) -> Json:
-    """Probe all paths; return their facts with their mounts."""
+    def spec(place: CheckedPath, index: int) -> ProbeSpec:
+        read = only_read(place)
+        path = f"{context.root}{SHM}" if place.path == SHM else os.path.abspath(place.path)
+        file = file_name(context.node, f"{name}{index}")
+        return ProbeSpec(path, file, write=0 if read else write, durable=durable, read=read)
+
     found = probe_paths(places(context), limit_s, spec, context.root)
     # An agent that can work in the user's $TMPDIR does not use /tmp.
     if CheckedPath(TMP, TMP) not in context.paths and any(one["what"] == TMPDIR and is_usable(one) for one in found):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 
 from ftslurm.health.check import THOROUGH, Absent, Check, CheckedPath, Context
-from ftslurm.health.checks.storage_paths import probe_places, real
+from ftslurm.health.checks.storage_paths import probe_places
 from ftslurm.health.children import REAP_S, SLACK_S
-from ftslurm.health.path_judge import judge_path, only_read, shown
-from ftslurm.health.probe import ProbeSpec, file_name
+from ftslurm.health.path_judge import judge_path, shown
 from ftslurm.health.verdict import Finding, Json, Judgement
 from ftslurm.records.health import UNKNOWN, WARN
 from ftslurm.text import duration, size
@@ -24,17 +23,7 @@ def fetch(context: Context) -> Json:
     """Write, sync, read and remove a file in each."""
     if context.busy:
         raise Absent("not while ranks are running")
-    return probe_places(
-        context,
-        LIMIT_S,
-        lambda place, index: ProbeSpec(
-            real(context, place),
-            file_name(context.node, f"trip{index}"),
-            write=0 if only_read(place) else WRITTEN,
-            durable=True,
-            read=only_read(place),
-        ),
-    )
+    return probe_places(context, LIMIT_S, "trip", WRITTEN, durable=True)
 
 
 def judge(facts: Json, before: Json | None, context: Context) -> Judgement:
