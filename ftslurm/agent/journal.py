@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.actions import RecordRound
-from ftslurm.agent.empty_files import remove_empty
 from ftslurm.agent.failed_worker import FailedWorker
 from ftslurm.agent.host_resources import ResourceSampler
+from ftslurm.agent.log_files import remove_empty
 from ftslurm.agent.round_record import round_record
 from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker

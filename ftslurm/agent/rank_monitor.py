@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ftslurm.agent.host_resources import ResourceSampler
 from ftslurm.agent.journal import Journal
-from ftslurm.agent.log_activity import Outputs, log_sizes, outputs
+from ftslurm.agent.log_files import Outputs, log_sizes, outputs
 from ftslurm.agent.option_groups import ON
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.stack_collection import StackCollection

@@ -1,11 +1,12 @@
-"""A line by which a program, its logger or its shell reports an error, and the text of it (pure)."""
+"""A line by which a program, its logger or its shell reports an error, and its text; lines of JSON (pure)."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 from ftslurm.failures.exception_line import HEADER, LINE_LIMIT
-from ftslurm.failures.json_line import json_object, text_of
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.records.error import ExceptionRecord
@@ -83,3 +84,19 @@ def _json_error(line: str) -> str | None:
     if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
         return None
     return (text_of(value, *_ERROR_KEYS) or text_of(value, "message", "msg", "event") or "").strip() or None
+
+
+def json_object(line: str) -> dict[str, Any] | None:
+    """Return the object that a whole line is; None: it is something else."""
+    if not line.startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def text_of(value: dict[str, Any], *keys: str) -> str | None:
+    """Return the first of these keys' values that is text; None: there is none."""
+    return next((value[key] for key in keys if isinstance(value.get(key), str)), None)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.failures.exception_line import HEADER
-from ftslurm.failures.json_line import json_object, text_of
+from ftslurm.failures.logged_error import json_object, text_of
 
 NEARLY_ALL = 0.95
 FEWEST = 3

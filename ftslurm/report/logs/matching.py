@@ -12,7 +12,17 @@ from ftslurm.failures.predicates import lost_child
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
-from ftslurm.report.logs.evidence import Found, code_of, headline_of, is_strong, kind_of, last_line_of, signal_of
+from ftslurm.report.logs.evidence import (
+    Found,
+    code_of,
+    first_line,
+    headline_of,
+    is_strong,
+    kind_of,
+    last_line_of,
+    least_torn,
+    signal_of,
+)
 from ftslurm.report.logs.origins import (
     earlier_end,
     logged_before,
@@ -33,7 +43,6 @@ from ftslurm.report.logs.rank_errors import (
 )
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.table import seconds_between
-from ftslurm.report.logs.torn import first_line, least_torn
 from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
