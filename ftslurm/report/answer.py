@@ -126,12 +126,12 @@ def place_lines(failure: Json, style: Style, when: str | None = None) -> list[st
         line += f"; it had {those_ranks(failure['ranks'])}"
     elif failure["hang"] is not None:
         line = _noticed(failure, failure["hang"], room)
-    elif failure["raised_in"] is not None and where:
-        line = _with_raised(line, where, failure["raised_in"], room)
+    first = ""
     if failure["alike"] is not None and failure["hang"] is None:
         first = f"{'; ' if line else ''}first noticed: {first_of(failure)}"
-        line += first if "(raised in" not in line or len(line) + len(first) <= room else ""
-    return style.wrapped(line)
+    if failure["raised_in"] is not None and where and failure["hang"] is None:
+        line = _with_raised(line, where, failure["raised_in"], room - len(first))
+    return style.wrapped(line + first)
 
 
 def _with_raised(line: str, where: str, raised: Json, room: int) -> str:
