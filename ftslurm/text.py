@@ -133,11 +133,12 @@ def cut_middle(text: str, limit: int) -> str:
     if head < 4:
         return text[:limit]
     # Not within a word, if one ends near by.
-    first, last = text[:head], text[len(text) - (limit - 5 - head) :]
+    first = text[:head]
     begin, _, end = first.rpartition(" ")
     in_number = text[head - 1 : head + 1].isdigit()
     longest = min(NUMBER, head - 8) if in_number else min(WORD, head // 2)
     first = begin if 0 < len(end) < longest else first
+    last = text[len(text) - (limit - 5 - len(first)) :]
     begin, _, end = last.partition(" ")
     last = end if end and len(begin) < min(WORD, head // 2) else last
     return f"{first.rstrip()} ... {last.lstrip()}"

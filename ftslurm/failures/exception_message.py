@@ -28,7 +28,7 @@ _ALSO = re.compile(
     r"|(socket|bootstrap|Net|Call to|Connection"
     r"|Cuda failure|Error)\b"
 )
-_TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Z][A-Za-z]* [a-z]")
+_TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Za-z]+ [a-z]")
 _SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
 # Of pydantic: each field, and below it what is wrong with it.
 _FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")

@@ -80,7 +80,7 @@ def _json_error(line: str) -> str | None:
     value = json_object(line)
     if value is None:
         return None
-    level = next((value[key] for key in ("level", "levelname", "severity") if key in value), "")
+    level = next((value[key] for key in ("level", "levelname", "severity", "lvl") if key in value), "")
     if str(level).upper() not in ("ERROR", "CRITICAL", "FATAL"):
         return None
     return (text_of(value, *_ERROR_KEYS) or text_of(value, "message", "msg", "event") or "").strip() or None

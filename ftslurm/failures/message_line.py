@@ -20,7 +20,10 @@ _VERB = re.compile(
     r"(?:, remote GID (?P<peer>\S{1,60}))?(?=$|[;\s])"
 )
 _SYMBOL = re.compile(r"(?<=undefined symbol: )(_Z\w{16})\w{16,}")  # mangled
-_CANN = re.compile(r"\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>[^\n]{1,400})")
+_CANN = re.compile(
+    r"\berrorStr: (?P<why>[^\n.]{4,200})"
+    r"|\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>(?!Inner Error)[^\n]{1,400})"
+)
 _GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
 # Of inductor's compiler of C++.
 _BUILT = re.compile(
@@ -80,16 +83,19 @@ _GPU_MEMORY = re.compile(
 _COMMAND_LIMIT, _REFUSAL_LIMIT, _FIELDS = 60, 300, 6
 _VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MULTILINE)
 _EXPECTED = re.compile(r"^Input should be a (?=valid )")
-_FIELD = re.compile(r"^(\S[^\n]{0,200})\n {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
+# Without a field's name: of the whole model.
+_FIELD = re.compile(r"^(?:(\S[^\n]{0,200})\n)? {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
+_RAISED = re.compile(r"(?:Value error|Assertion failed), ")
+_ASIDE = re.compile(r" +\((?i:set|see|use|try|run|pass|you can) [^()\n]{1,200}\)\Z")
 # Where to read more is no reason.
 _SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
-_SHORT, _LEAST, _END_LIMIT = 120, 40, 200
+_SHORT, _LEAST, _END_LIMIT = 100, 40, 200
 _ADVICE = re.compile(
     r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
     r"|might|should)"
     r"|Use|Note|Make sure|If you|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
     r"|is (?:usually|typically|often|likely))|It (?:may|might|could)|Did you|Are you|Perhaps|Maybe"
-    r"|Hint)\b"
+    r"|Hint|Not \w+ing)\b"
     r"|[A-Z]\w{2,20}ing [^.]{0,80}\b(?:can|could|may|might) help\b"
     r"|[^.]{0,80}\b(?:can|could|may|might|should) be (?:set|used|changed|passed|fixed|avoided|enabled|disabled)\b"
 )
@@ -146,9 +152,10 @@ def message_line(message: str) -> str:
         what = found["what"].replace(" (run with NCCL_DEBUG=INFO for details)", "") if found else ""
         head = f"NCCL error: {what} (NCCL {found['version']})" if found else first.rstrip(" :")
         return f"{head}: {last}"[:LIMIT]
-    by_cann = _CANN.search(rest)
-    if by_cann is not None:
-        return f"{first.rstrip(' :')}: {by_cann['text'].strip()}"[:LIMIT]
+    by_cann = [found["why"] or found["text"].strip() for found in _CANN.finditer(rest)]
+    if by_cann:
+        why = next((found["why"] for found in _CANN.finditer(rest) if found["why"]), by_cann[0])
+        return f"{first.rstrip(' :')}: {why}"[:LIMIT]
     first = first.rstrip()
     for line in rest.split("\n"):
         if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
@@ -184,13 +191,21 @@ def _validation_line(text: str) -> str:
     fields = _FIELD.findall(text, head.end()) if head is not None else []
     if head is None or not fields:
         return ""
-    shown = [f"{field}: {_EXPECTED.sub('no ', why.partition(',')[0])}" for field, why in fields[:_FIELDS]]
+    if not fields[0][0]:
+        return _of_field(fields[0][1])
+    shown = [f"{field}: {_of_field(why)}" for field, why in fields[:_FIELDS]]
     more = f"; and {len(fields) - _FIELDS} more" if len(fields) > _FIELDS else ""
     return f"{head[0].replace('validation ', '', 1)}: {'; '.join(shown)}{more}"[:LIMIT]
 
 
+def _of_field(why: str) -> str:
+    by_model = _RAISED.match(why)
+    return why[by_model.end() :] if by_model is not None else _EXPECTED.sub("no ", why.partition(",")[0])
+
+
 def _without_advice(text: str) -> str:
     """Return a long message of one line without the sentences of general advice at its end."""
+    text = _ASIDE.sub("", text)
     head, border, rest = text.partition(". ")
     if border and len(rest) > _LEAST and _ADVICE.match(head.rpartition(": ")[2]):
         text = f"{head[: head.rfind(': ') + 2] if ': ' in head else ''}{rest}"

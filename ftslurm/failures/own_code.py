@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)"
     # A traceback in which the directories were left out, and one of Windows.
-    r"|\.pyx$|^torch/|[\\/]([Ss]ite|dist)-packages[\\/]|\\lib\\\w+\.py$"
+    r"|\.p(?:yx|xi|xd)$|^torch/|[\\/]([Ss]ite|dist)-packages[\\/]|\\lib\\\w+\.py$"
 )
 
 _SCRIPT = re.compile(r"[/\\](?:bin|Scripts)[/\\][^/\\.]{1,60}(?:\.exe[/\\]__main__\.py)?$")

@@ -71,7 +71,7 @@ _AT_END = re.compile(r"wandb:(?: |$)|Exception ignored in|(?i:job|run|script) (?
 _AFTERMATH = re.compile(
     r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
     r"--- Logging error ---|Call stack:|Message: |Arguments: |"
-    r"Set the environment variable HYDRA_FULL|full_key: |"
+    r"Set the environment variable HYDRA_FULL|full_key: |ninja: build stopped|"
     r"Error in (sys\.excepthook|atexit)|Original exception was:|srun: |slurmstepd: |slurm_load|"
     r"CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|"
     r"\S{1,120} \[\d+\] .{0,80}NCCL INFO|"
@@ -115,6 +115,7 @@ _GOES_ON = re.compile(
     r"|defaulting|proceeding"
     r"|trying|downloading|creating|disabling)\b"
 )
+_SKIPS = re.compile(r"(?i)\b(?:skipping|ignoring|continuing)\b")
 _ERRORS = ("error", "critical")
 _ENDS = re.compile(
     r"(?i)\b(?:exit(?:ed|ing)?|terminat(?:ed|ing)|abort(?:ed|ing)?|shut(?:ting)? ?down|kill(?:ed|ing)|clean(?:ed"
@@ -127,7 +128,7 @@ _TROUBLE = re.compile(
     r"(?i)\b(?:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable|invalid|not found"
     r"|no such|unknown|unreachable|timed out|exceeded)\b"
 )
-_COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S")
+_COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
 # Of tools, behind the reason.
 _SUMMARY = re.compile(
     r"Error is not recoverable: exiting now|tar: Child returned status \d"
@@ -312,6 +313,8 @@ class _Search:
                     continue
                 if _is_launcher(last.exception):
                     return self._by_launcher(last, remaining)
+                if _SKIPS.search(logged_error(self.lines[last.first - 1]) or "" if last.first else ""):
+                    return None  # what a logger reports with its traceback was survived
                 return self._of(self._first_of_ranks(last, remaining))
             line = self.lines[at - 1]
             runtime = None if logged else self._runtime(at)

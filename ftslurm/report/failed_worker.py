@@ -180,8 +180,8 @@ def _frames(exception: ExceptionRecord | None, traceback: str | None, stacks: st
         # A record by torch alone has the frames only as text.
         return tuple(_frames_in(traceback[-65536:])[-100:])
     if stacks:
-        # faulthandler: innermost first, and the thread that crashed is the "current" one.
-        _, _, current = stacks.rpartition("Current thread ")
+        # faulthandler: innermost first; the thread that crashed is the "current" one, or the only one.
+        _, _, current = stacks.rpartition("Current thread " if "Current thread " in stacks else "\nStack (most ")
         return tuple(reversed(_frames_in(current[:65536].split("\n\n", 1)[0])[:100]))
     return ()
 

@@ -89,6 +89,16 @@ for _ in range(10):
     time.sleep(0.05)
     ftslurm.heartbeat()
 """
+BARS = (
+    """
+import sys, time
+for state in range(5):
+    sys.stderr.write(f"\\r{state} of 5")
+    sys.stderr.flush()
+    time.sleep(0.1)
+"""
+    + FAILS
+)
 POLLS = """
 import os, time
 import ftslurm
@@ -109,6 +119,7 @@ SCENARIOS: dict[str, tuple[str, tuple[str, ...]]] = {
     "exits": (EXITS, ("--health", "off")),
     "hangs": (HANGS, (*TWO, *OFTEN)),
     "polls": (POLLS, TWO),
+    "bars": (BARS, TWO),
     "bound": (FAILS, (*TWO, "--numa-binding", "node")),
 }
 
@@ -183,6 +194,7 @@ METHODS: dict[Component, dict[str, str]] = {
         "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
         "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _execute _copy",
         "ftslurm.agent.terminal:Terminal": "fails: __init__ write",
+        "ftslurm.agent.terminal:Terminal ": "bars: bar_interval_s show_bar",
     },
     containment.MESSAGES: {
         "ftslurm.agent.loop:": "fails: messages",

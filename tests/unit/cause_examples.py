@@ -342,6 +342,7 @@ FOLLOWING = [
     ),
     ("rendezvous-closed", raised("RendezvousClosedError", "", "torch.distributed.elastic.rendezvous.api")),
     ("master-unreachable", raised("RendezvousConnectionError", "The connection to the C10d store has failed.")),
+    ("peer-failed", raised("RuntimeError", "another rank failed, see its log")),
     ("horovod-end", raised("HorovodInternalError", "Horovod has been shut down. This was caused by an exception")),
     ("peer-reset", nccl("internal error", INTERNAL, "Net : Connection closed by remote peer user<50260>")),
     (

@@ -69,7 +69,7 @@ _INSTEAD = re.compile(
     r"(?i)\bfall(?:ing|s)? ?back\b|\binstead\b|\bnot available\b|\bcontinuing without\b|\bdisabl(?:ed|ing)\b"
     r"|\boptional\b"
 )
-_SKIPPED = re.compile(r"(?i)\bskipped\b")
+_SKIPPED = re.compile(r"(?i)\b(?:skipped|ignoring)\b")
 _BARE = re.compile(r"terminate called after throwing an instance of 'c10::DistBackendError'\s*")
 _LATE_THREAD = re.compile(r"terminate called (?:without an active exception|recursively)")
 _SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
@@ -165,7 +165,8 @@ class Finder:
 
     def _printed_above(self, each: Raised) -> str:
         """Return the unlabelled lines directly above a labelled CalledProcessError: the child's own output."""
-        if reason(each.exception).type != "CalledProcessError":
+        builds = each.headline.startswith("RuntimeError: Error building extension")
+        if not builds and reason(each.exception).type != "CalledProcessError":
             return ""
         at = bisect_left(self._log.lines, each.begin, key=number_of)
         lines: list[str] = []

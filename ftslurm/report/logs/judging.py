@@ -50,6 +50,7 @@ _DEAD_NODE = re.compile(
 _MISSING_OF_TENSOR = re.compile(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
 _GIVEN = re.compile(
     r"\bWORLD_SIZE=\d+\b.{0,200}(?<![A-Z_])RANK=(\d{1,6})\b|(?<![A-Z_])RANK=(\d{1,6})\b.{0,200}\bWORLD_SIZE=\d"
+    r"|\bJobEnvironment\(.{1,200}\bglobal_rank=(\d{1,6})"  # of submitit
 )
 STALLED_SHOWN = 64
 _OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
@@ -92,8 +93,9 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     log = AttemptLog(lines, _given_rank(lines) if rank is None else rank, node)
     finder, matcher = Finder(log), Matcher(log)
     matcher.match(finder.found())
-    errors, tails = matcher.errors, matcher.tails
-    job, notes = _job_end(log, errors), _notes(log, finder, errors)
+    killed = _killed_last(matcher.errors)
+    errors, tails = {rank: each for rank, each in matcher.errors.items() if rank not in killed}, matcher.tails
+    job, notes = _job_end(log, errors), _notes(log, finder, errors, killed)
     if matcher.last_output:
         notes.insert(0, matcher.last_output)
     first_kind = min(errors.values(), key=lambda error: error.order).kind if errors else ""
@@ -145,7 +147,7 @@ def _given_rank(lines: Sequence[Line]) -> int | None:
     """Return the rank that a process prints of its environment, if all lines are of one; None: not known."""
     if any((line.rank, line.task, line.local) != (None, None, None) or line.part for line in lines):
         return None
-    given = {int(found[1] or found[2]) for line in lines if (found := _GIVEN.search(line.text)) is not None}
+    given = {int(found[1] or found[2] or found[3]) for line in lines if (found := _GIVEN.search(line.text)) is not None}
     return given.pop() if len(given) == 1 else None
 
 
@@ -207,7 +209,15 @@ def _follow(log: AttemptLog, errors: Mapping[int, RankError], job: JobEnd) -> bo
     return job.state == "NODE_FAIL" or (job.state == "CANCELLED" and bool(job.why) and elsewhere)
 
 
-def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> list[str]:
+def _killed_last(errors: Mapping[int, RankError]) -> set[int]:
+    """Return the ranks that were killed, without a reason, when all others had waited for a collective in vain."""
+    killed = {rank for rank, error in errors.items() if error.message == "SIGKILL"}
+    late = [error.order for error in errors.values() if timeout_in(error.message) is not None]
+    parted = late and len(late) + len(killed) == len(errors) and all(errors[rank].order > max(late) for rank in killed)
+    return killed if parted else set()
+
+
+def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], killed: set[int]) -> list[str]:
     """Return what a reader should know beside the failures."""
     others = [each for each in log.ends.kernel if each.kind not in ("cgroup", "host")]
     notes = [f"kernel: {each.text[:200]}" for each in others[:3]]
@@ -215,6 +225,7 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> 
     if signalled is not None and not errors:
         notes.append(f"stopped from outside: {signalled.text.strip()[:200]}")
     stopped = {rank for end in log.ends.processes if end.stopped for rank in log.ranks_of(end)} - errors.keys()
+    stopped |= killed
     if errors and stopped and len(stopped) < len(errors) and all(has_waited(error) for error in errors.values()):
         text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
         notes.append(f"{text}{_printed_last(log, stopped)}")

@@ -128,6 +128,8 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
     (re.compile(r"^(?P<m>(?:ERROR|Error): (?:Could not consume arg|The function received|Cannot find key|No such option"
                 r"|No such command|Missing (?:option|argument|command)|Invalid value for|Got unexpected extra argument)"
                 r".{0,400})$"), "exit", 2, "{m}", WEAK),
+    (re.compile(r"^but OMPI was not built with (?P<m>SLURM's PMI support)"), "exit", 1,
+     "Open MPI was not built with {m}, by which srun starts processes", STRONG),
     (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m}", WEAK),
 )  # fmt: skip
@@ -136,7 +138,7 @@ _MAYBE = re.compile(
     r"rror|ERROR: |Lmod has|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to"
     r"|can't |No module| option "
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
-    r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't"
+    r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
@@ -209,7 +211,9 @@ def _by_signal(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> list[R
     if by_watchdog:
         # Of one watchdog the first line says most.
         repeats = any(each.signal == "SIGABRT" and each.rank == rank for each in known) and timeout_in(text) is None
-        one = Reason(line.number, "signal", None, "SIGABRT", text[:600], STRONG, line, rank=rank)
+        further = "\n".join(each.text for each in lines[i + 1 : i + 4])
+        message = f"{text[:600]}\n{further}" if "Last error:" in further else text[:600]
+        one = Reason(line.number, "signal", None, "SIGABRT", message, STRONG, line, rank=rank)
         return [] if repeats else [one]
     end = native_end([each.text for each in lines[i : i + STACK]])
     if end is not None:
