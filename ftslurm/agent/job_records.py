@@ -7,9 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ftslurm.records.chain import Chain
 from ftslurm.records.codec import write_record
-from ftslurm.records.submission import Submission
+from ftslurm.records.submission import Chain, Submission
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.job_runs import first_run
 from ftslurm.sharedfs.pointer import leave_pointer

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.actions import RecordRound
-from ftslurm.agent.failed_worker import FailedWorker
 from ftslurm.agent.host_resources import ResourceSampler
 from ftslurm.agent.log_files import remove_empty
 from ftslurm.agent.round_record import round_record
@@ -18,8 +17,9 @@ from ftslurm.agent.stack_collection import StackCollection
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.exceptions import clean
-from ftslurm.failures.record import STACKS, complete, complete_elsewhere, encode
+from ftslurm.failures.record import STACKS, complete, complete_elsewhere, encode, summary
 from ftslurm.failures.record_summary import record_summary
+from ftslurm.failures.retryability import retryability
 from ftslurm.failures.worker_context import open_sections
 from ftslurm.monitor import flight_client, flight_dump, heartbeat_page, stop_page
 from ftslurm.records.codec import BadFile, write_record
@@ -28,7 +28,7 @@ from ftslurm.records.flight import DUMP, NONE, FlightRecord
 from ftslurm.records.node import NodeRecord
 from ftslurm.records.round import RecordSummary
 from ftslurm.records.stacks import RankAnswer, StacksAnswer
-from ftslurm.records.state import HANG, ClockOffset
+from ftslurm.records.state import HANG, ClockOffset, Failure
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -38,6 +38,33 @@ if TYPE_CHECKING:
     from typing import Any
 
 AGAIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class FailedWorker:
+    """A worker that has failed, or hangs.
+
+    Attributes:
+        worker: the process.
+        observed: the agent's own observations, by which a record of the worker's own is completed; see
+            `ftslurm.failures.record.complete`.
+        record: the error record as it stands.
+    """
+
+    worker: Worker
+    observed: ErrorRecord
+    record: ErrorRecord
+
+    @property
+    def recorded_ns(self) -> int | None:
+        """When the worker wrote the record itself; None: its agent composed it."""
+        return self.record.recorded_ns
+
+    def failure(self) -> Failure:
+        """Return the failure for the node record and the state; the worker has ended."""
+        assert self.worker.ended_ns is not None
+        life_s = (self.worker.ended_ns - self.worker.started_ns) / 1e9
+        return Failure(**summary(self.record), **retryability(self.record, life_s))
 
 
 @dataclass(frozen=True)

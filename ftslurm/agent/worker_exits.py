@@ -7,8 +7,7 @@ from functools import partial
 
 from ftslurm.agent.actions import RecordFailure, WorkerEnd
 from ftslurm.agent.containment import ANALYSIS, RECORDS, Containment
-from ftslurm.agent.failed_worker import FailedWorker
-from ftslurm.agent.journal import Journal
+from ftslurm.agent.journal import FailedWorker, Journal
 from ftslurm.agent.workers import Worker
 from ftslurm.dataclasses import replace
 from ftslurm.monitor import stop_page

@@ -14,7 +14,10 @@ LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
 # Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
-_OF_QUEUE_PAIR = re.compile(r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?")
+_OF_QUEUE_PAIR = re.compile(
+    r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?"
+    r"| opcode=\d+ len=\d+| localGid \S{1,60} remoteGids ?\S{1,60}"
+)
 _VERB = re.compile(
     r"Call to (?P<call>ibv_\w{1,40}) failed with (?:error )?(?P<why>[^,]{1,80}), on (?P<device>dev \S{1,40}?)"
     r"(?:, remote GID (?P<peer>\S{1,60}))?(?=$|[;\s])"

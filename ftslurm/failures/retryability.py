@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 
-from ftslurm.failures.other_ranks import other_ranks
 from ftslurm.failures.reason import EXIT, judged, links, refuses_arguments
 from ftslurm.failures.signature import signature
 from ftslurm.records.error import HOST, ErrorRecord, ExceptionRecord
@@ -32,6 +31,12 @@ _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT = ("ImportError", "ModuleNotFoundError")
 _RUNPY = ("runpy", "_Error")
 """The exception of ``python -m`` for a module that does not exist or cannot be run."""
+_NAMED = re.compile(
+    r"(?i)(?<!dataloader )\b(?:rank|worker|peer)s?\b[ :=#]{0,3}[\[({]?(?P<first>\d{1,6})\b"
+    r"(?P<more>(?:(?:, ?| and )\d{1,6}\b)*)"
+)
+_NUMBER = re.compile(r"\d+")
+_MESSAGE_LIMIT = 4096
 _FROM_OUTSIDE = ("KeyboardInterrupt",)
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 _HARDWARE = re.compile(
@@ -110,6 +115,15 @@ def _chain(record: ErrorRecord) -> list[ExceptionRecord]:
 def _aborted_in_a_collective(record: ErrorRecord) -> bool:
     """Whether the process aborted where it talked with other ranks: gloo does so when their calls do not match."""
     return record.signal == "SIGABRT" and _COLLECTIVES.search(record.stacks or "") is not None
+
+
+def other_ranks(message: str, own: int) -> set[int]:
+    """Return the ranks that a message names apart from the own one: ``worker 2 disconnected``, ``missing ranks: [1]``.
+
+    A number behind "worker" may be one of a pool of the rank's own processes.
+    """
+    found = (f"{each['first']}{each['more']}" for each in _NAMED.finditer(message[:_MESSAGE_LIMIT]))
+    return {int(number) for text in found for number in _NUMBER.findall(text)} - {own}
 
 
 def _names_others(record: ErrorRecord) -> bool:

@@ -71,7 +71,7 @@ _AT_END = re.compile(r"wandb:(?: |$)|Exception ignored in|(?i:job|run|script) (?
 _AFTERMATH = re.compile(
     r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
     r"--- Logging error ---|Call stack:|Message: |Arguments: |"
-    r"Set the environment variable HYDRA_FULL|full_key: |ninja: build stopped|"
+    r"Set the environment variable HYDRA_FULL|full_key: |"
     r"Error in (sys\.excepthook|atexit)|Original exception was:|srun: |slurmstepd: |slurm_load|"
     r"CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|"
     r"\S{1,120} \[\d+\] .{0,80}NCCL INFO|"

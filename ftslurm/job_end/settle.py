@@ -6,9 +6,9 @@ from ftslurm.job_end.end_cause import cause_of_end
 from ftslurm.job_end.requeue import AttemptEnd, decide
 from ftslurm.records.attempt import Attempt, SchedulerView
 from ftslurm.records.cause import IF_NODE, REQUEUE_POLICIES
-from ftslurm.records.chain import Chain
 from ftslurm.records.codec import BadFile, write_record
 from ftslurm.records.state import State
+from ftslurm.records.submission import Chain
 from ftslurm.records.verdict import AttemptVerdict
 from ftslurm.sharedfs.filesystem import FileSystem
 from ftslurm.sharedfs.publish import publish_once, read_published

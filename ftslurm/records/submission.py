@@ -1,4 +1,4 @@
-"""The batch script of a run as it was submitted: ``submission.json``, so that the run can be started again later."""
+"""How a run was submitted: its batch script, to start it again (``submission.json``), its chain (``chain.json``)."""
 
 from __future__ import annotations
 
@@ -26,3 +26,17 @@ class Submission:
     cwd: str | None = None
 
     SCHEMA, VERSION = "ftslurm/submission", 1
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A run whose jobs were submitted by `ftslurm chain`; written by the first job's ftsrun.
+
+    Attributes:
+        job_name: common to the jobs, and theirs alone: Slurm runs one of them at a time (singleton).
+    """
+
+    run_id: str
+    job_name: str
+
+    SCHEMA, VERSION = "ftslurm/chain", 1

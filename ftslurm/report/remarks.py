@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line
-from ftslurm.failures.other_ranks import other_ranks
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.reason import handled, links
+from ftslurm.failures.retryability import other_ranks
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same

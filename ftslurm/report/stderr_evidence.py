@@ -28,7 +28,9 @@ _OF_BATCH_SCRIPT = re.compile(r"^Lmod: |slurm_script: line \d+: ")
 _BY_HANDLER = re.compile(r"(?m)^.{0,40}\bUnexpected [\w -]{3,40} encountered in worker\b.*$")
 _PLAIN = re.compile(r"(?:returned non-zero exit status \d+|died with <Signals.\w+: \d+>)\.\Z")
 _COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
-_COMPILER_ERROR = re.compile(r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$")
+_COMPILER_ERROR = re.compile(
+    r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$|^nvcc (?:fatal|error) *: .{1,300}$"
+)
 _COMPILER = re.compile(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
 # Each thread of a kernel prints one.
 _KERNEL = re.compile(

@@ -189,7 +189,7 @@ METHODS: dict[Component, dict[str, str]] = {
     containment.HOST_RESOURCES: {
         "ftslurm.agent.host_resources:ResourceSampler": "hangs: __init__ begin sample at_a_failure",
     },
-    containment.ANALYSIS: {"ftslurm.agent.failed_worker:": "fails: summary retryability"},
+    containment.ANALYSIS: {"ftslurm.agent.journal:": "fails: summary retryability"},
     containment.OUTPUT: {
         "ftslurm.agent.output:Console": "fails: __init__ log follow forget drain _work",
         "ftslurm.agent.output:_Follower": "fails: __init__ send _work _wait _execute _copy",

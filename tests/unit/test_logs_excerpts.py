@@ -63,6 +63,16 @@ HEADLINES = {
     "s-63-restart-then-ok": "no failure found in these logs",
     "s-70-torchrun-short-shard": "rank 1 is not in torchrun's table of those that failed",
     "s-76-success-atexit": "no failure found in these logs",
+    "y-03-horovod-tf-dataloss": "Graph execution error: corrupted record at 133120482",
+    "y-09-trtllm-deserialize": "ranks 0-1: RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: Failed to deserialize",
+    "y-12-triton-outofresources": "shared memory, Required: 147456, Hardware limit: 101376.",
+    "y-16-ib-retry": "10.4.1.33<51224> with status=12 vendor err 129 (Send) hca mlx5_2",
+    "y-24-gurobi-license": "(raised in src/gurobipy/env.pxi:90)",
+    "y-30-axolotl-pydantic": "ValidationError: bf16 requested, but AMP is not supported on this GPU.",
+    "y-42-openmpi-nopmi": "Open MPI was not built with SLURM's PMI support",
+    "y-45-ds-ninja": "nvcc fatal : Unsupported gpu architecture 'compute_120'",
+    "y-50-nccl-behind": "rank 5 had not failed when it was ended: the others may have waited for it",
+    "y-51-bash-notfound": "cannot start torchrun: command not found (line 34 of the batch script)",
 }
 
 

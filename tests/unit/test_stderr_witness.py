@@ -221,6 +221,7 @@ def test_the_text_of_an_exception_may_have_many_lines(text: str, expected: str) 
         TRACEBACK + "INFO falling back to the slow path\n",
         TRACEBACK + "retrying in 5 s\n" * 3,
         WEIGHTS + "skipping this file\n",
+        "ERROR:root:skipping sample 5\n" + TRACEBACK,
         TRACEBACK + "ERROR:root:read of shard 3 failed, retrying\n",
         WEIGHTS + "2026-03-01 12:00:00 resumed at step 6\n",
         GATED + "step 7: loss 2.5\n",
@@ -270,7 +271,7 @@ def test_a_traceback_within_a_line_of_a_structured_logger_has_its_place() -> Non
     text = (
         "Traceback (most recent call last):\n  File \"/w/train.py\", line 19, in parse\nValueError: no float: 'n/a'\n"
     )
-    line = json.dumps({"ts": 7.5, "level": "ERROR", "msg": "training crashed", "exc": "no float", "traceback": text})
+    line = json.dumps({"ts": 7.5, "lvl": "ERROR", "msg": "training crashed", "exc": "no float", "traceback": text})
     found = witness(f"step 3\n{line}\n")
     assert found is not None
     assert found.text == "ValueError: no float: 'n/a'"
