@@ -58,7 +58,10 @@ _OWN = re.compile(
     r"out of memory|device-side assert|no kernel image|invalid (configuration|argument|value|device function)"
 )
 _NODE_SIGNALS = ("SIGBUS", "SIGILL", "SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")
-_PEERS = re.compile(r"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b")
+_PEERS = re.compile(
+    r"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b|^Operation timed out!$"  # of `Work.wait`
+    r"|(?i:\bother (?:rank|worker|process))"
+)
 _COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py")
 _OF_PEERS = ("PeerLostError", "PeerTokenError")
 """What the peer heartbeat raises."""

@@ -222,6 +222,7 @@ CASCADES = [
     ("nccl-timeout", raised("DistBackendError", "Watchdog caught collective operation timeout", "torch.distributed")),
     ("peer-lost", raised("PeerLostError", "rank 1 did not answer 3 times in a row", "ftslurm.peer.verdict")),
     ("round-over", raised("RoundIsOver", "round 1 of attempt 7.0 is over: round 2 of 7.0 began", "ftslurm.fencing")),
+    ("collective-timeout", raised("RuntimeError", "Operation timed out!")),
     ("collective-timeout", raised("DistStoreError", "Timed out after 61 seconds waiting for clients", "torch")),
     ("nccl", raised("DistBackendError", "NCCL error in: x.cpp, unhandled system error", "torch.distributed")),
     ("nccl-abort", signal("SIGABRT", tail=f"step 4\n{WATCHDOG}")),
