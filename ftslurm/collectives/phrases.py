@@ -43,8 +43,8 @@ _ADVICE = {
 }
 _MEMBERS = "Who else is in these groups is not recorded: see by the stacks which of their ranks is elsewhere."
 _SAME = (
-    "All ranks made the same calls, so the transport is more likely at fault than the script: check the network and "
-    "the devices of all nodes"
+    "All ranks made the same calls, so the transport is more likely at fault than the script, unless one came "
+    "when others had given up: check the network and the devices of all nodes"
 )
 _ROOT = "; or the roots (src, dst) differ, which is not recorded"
 

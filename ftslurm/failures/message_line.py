@@ -13,7 +13,6 @@ from ftslurm.text import cut_middle
 LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
 _LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
-# Of CANN, Ascend's runtime: a code, the time, and the reason behind the name of the function that failed.
 _OF_QUEUE_PAIR = re.compile(
     r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?"
     r"| opcode=\d+ len=\d+| localGid \S{1,60} remoteGids ?\S{1,60}"
@@ -23,6 +22,7 @@ _VERB = re.compile(
     r"(?:, remote GID (?P<peer>\S{1,60}))?(?=$|[;\s])"
 )
 _SYMBOL = re.compile(r"(?<=undefined symbol: )(_Z\w{16})\w{16,}")  # mangled
+# Of CANN, Ascend's runtime: what the device states, or a code, the time and the reason.
 _CANN = re.compile(
     r"\berrorStr: (?P<why>[^\n.]{4,200})"
     r"|\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>(?!Inner Error)[^\n]{1,400})"
@@ -88,7 +88,8 @@ _VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MUL
 _EXPECTED = re.compile(r"^Input should be a (?=valid )")
 # Without a field's name: of the whole model.
 _FIELD = re.compile(r"^(?:(\S[^\n]{0,200})\n)? {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
-_RAISED = re.compile(r"(?:Value error|Assertion failed), ")
+_BY_VALIDATOR = re.compile(r"(?:Value error|Assertion failed), ")
+# Advice in parentheses at the end.
 _ASIDE = re.compile(r" +\((?i:set|see|use|try|run|pass|you can) [^()\n]{1,200}\)\Z")
 # Where to read more is no reason.
 _SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
@@ -155,10 +156,10 @@ def message_line(message: str) -> str:
         what = found["what"].replace(" (run with NCCL_DEBUG=INFO for details)", "") if found else ""
         head = f"NCCL error: {what} (NCCL {found['version']})" if found else first.rstrip(" :")
         return f"{head}: {last}"[:LIMIT]
-    by_cann = [found["why"] or found["text"].strip() for found in _CANN.finditer(rest)]
+    by_cann = [*_CANN.finditer(rest)]
     if by_cann:
-        why = next((found["why"] for found in _CANN.finditer(rest) if found["why"]), by_cann[0])
-        return f"{first.rstrip(' :')}: {why}"[:LIMIT]
+        found = next((each for each in by_cann if each["why"]), by_cann[0])
+        return f"{first.rstrip(' :')}: {(found['why'] or found['text']).strip()}"[:LIMIT]
     first = first.rstrip()
     for line in rest.split("\n"):
         if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
@@ -202,8 +203,8 @@ def _validation_line(text: str) -> str:
 
 
 def _of_field(why: str) -> str:
-    by_model = _RAISED.match(why)
-    return why[by_model.end() :] if by_model is not None else _EXPECTED.sub("no ", why.partition(",")[0])
+    own = _BY_VALIDATOR.match(why)
+    return why[own.end() :] if own is not None else _EXPECTED.sub("no ", why.partition(",")[0])
 
 
 def _without_advice(text: str) -> str:

@@ -58,9 +58,12 @@ _OWN = re.compile(
     r"out of memory|device-side assert|no kernel image|invalid (configuration|argument|value|device function)"
 )
 _NODE_SIGNALS = ("SIGBUS", "SIGILL", "SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")
+WAIT_TIMED_OUT = r"\AOperation timed out!\Z"
+"""The whole message of torch's `Work.wait`."""
+OTHER_FAILED = r"\b(?:[Aa]n)?[Oo]ther (?:rank|worker|process)(?:s|es)? (?:ha[sved]+ )?(?:failed|crashed|died)"
+"""In the message of a rank that only reports another one's failure."""
 _PEERS = re.compile(
-    r"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b|^Operation timed out!$"  # of `Work.wait`
-    r"|(?i:\bother (?:rank|worker|process))"
+    rf"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b|{WAIT_TIMED_OUT}|{OTHER_FAILED}"
 )
 _COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py")
 _OF_PEERS = ("PeerLostError", "PeerTokenError")

@@ -313,8 +313,8 @@ class _Search:
                     continue
                 if _is_launcher(last.exception):
                     return self._by_launcher(last, remaining)
-                if _SKIPS.search(logged_error(self.lines[last.first - 1]) or "" if last.first else ""):
-                    return None  # what a logger reports with its traceback was survived
+                if self._was_skipped(last):
+                    return None
                 return self._of(self._first_of_ranks(last, remaining))
             line = self.lines[at - 1]
             runtime = None if logged else self._runtime(at)
@@ -338,6 +338,11 @@ class _Search:
                     return logged or self._long_message(at, remaining)
             at -= 1
         return logged
+
+    def _was_skipped(self, last: Traceback) -> bool:
+        """Whether the logger's line above a traceback tells that its program goes on without what failed."""
+        text = logged_error(self.lines[last.first - 1]) if last.first else None
+        return text is not None and _SKIPS.search(text) is not None
 
     def _first_of_ranks(self, last: Traceback, earlier: Sequence[Traceback]) -> Traceback:
         """Return the failure that a rank's broken connection follows from, of ranks that wrote to the same output."""

@@ -17,7 +17,7 @@ from ftslurm.failures.predicates import (
     watchdog,
 )
 from ftslurm.failures.reason import CUT
-from ftslurm.failures.retryability import PERHAPS
+from ftslurm.failures.retryability import OTHER_FAILED, PERHAPS, WAIT_TIMED_OUT
 
 _PEERS = "A rank waited for another one in vain: look for a rank that stopped, hung or took another path."
 _TORCH = ("RuntimeError", "ValueError", "DistBackendError", "DistError")
@@ -137,10 +137,10 @@ ROWS: tuple[Cause, ...] = (
           not_for="an exception whose text is known"),
     Cause("collective-timeout", "time-out waiting for other ranks", CASCADE,
           either(distributed(r"[Tt]imed out|[Tt]imeout|DistStoreError|wait timeout"),
-                 exception("RuntimeError", text=r"\AOperation timed out!\Z")), _PEERS,
+                 exception("RuntimeError", text=WAIT_TIMED_OUT)), _PEERS,
           not_for="the rank that the others waited for", behind=True, symptom_of=NETWORK),
     Cause("peer-failed", "another rank failed", CASCADE,
-          exception(text=r"(?i)\b(?:an)?other (rank|worker|process)(s|es)? (ha[sved]+ )?(failed|crashed|died)"),
+          exception(text=OTHER_FAILED),
           "Look for the failure of that rank; this one only reports it.",
           not_for="a message that names the failed rank", behind=True),
     Cause("peer-lost", "other ranks did not answer the peer heartbeat", CASCADE, exception("PeerLostError"),

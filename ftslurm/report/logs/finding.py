@@ -387,10 +387,13 @@ class Finder:
             return list(found)
         first = min(by_hook)
         # Of a launcher's label, which is the same, it is not known who put it there.
-        caught = [each for each in found if each.number <= first and isinstance(each.thing, Raised)]
-        caught = [each for each in caught if isinstance(each.thing, Raised) and each.thing.line.rank is None]
-        self.distant += [each.thing for each in caught if isinstance(each.thing, Raised)]
-        return [each for each in found if each not in caught]
+        kept: list[Found] = []
+        for each in found:
+            if isinstance(each.thing, Raised) and each.number <= first and each.thing.line.rank is None:
+                self.distant.append(each.thing)
+            else:
+                kept.append(each)
+        return kept
 
     def _without_superseded(self, found: Sequence[Found]) -> list[Found]:
         """Leave out exceptions of unknown ranks after which the program went on until a later failure."""
