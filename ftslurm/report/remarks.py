@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.reason import handled, links
-from ftslurm.failures.retryability import other_ranks
+from ftslurm.failures.retryability import OTHER_FAILED, other_ranks
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same
@@ -94,11 +94,14 @@ def _others_named(files: RoundFiles, worker: FailedWorker) -> list[str]:
     """Return where those ranks were that a failure names, but that had not failed when ftslurm stopped them."""
     if worker.exception is None or worker.cause.cascade:
         return []
-    named = {rank for link in links(worker.exception) for rank in other_ranks(link.message, worker.rank)}
+    texts = [link.message for link in links(worker.exception)]
+    named = {rank for text in texts for rank in other_ranks(text, worker.rank)}
     done = sorted(named.intersection(consequence.finished(files)))[:RANKS_NAMED]
     if done:
         return [f"{those_ranks(ranges(done))} had finished with exit code 0"]
     stopped = {one.rank for node in files.nodes for one in node.workers if one.stopped_by_ftslurm and one.error is None}
+    if not named and len(stopped) <= RANKS_NAMED and any(re.search(OTHER_FAILED, text) for text in texts):
+        named = stopped
     found = [(rank, consequence.stack_place(files, rank)) for rank in sorted(named & stopped)[:RANKS_NAMED]]
     return [f"rank {rank} had not failed: it was {place}" for rank, place in found if place]
 

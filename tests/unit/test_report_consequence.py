@@ -68,6 +68,13 @@ def test_a_rank_that_a_failure_names_in_its_own_words_is_told_with_its_place_if_
     assert "rank 1 had not failed" not in text
 
 
+def test_the_rank_that_ran_on_is_shown_where_another_one_reports_a_failure_without_its_rank(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, RuntimeError("another rank failed, see its log"))
+    run.history[-1]["failure"]["by_peers"] = True
+    _, text = told(run.hang(1, places={1: [("/w/train.py", 15, "main")]}).stop())
+    assert "rank 1 had not failed: it was in main at train.py:15" in text
+
+
 @pytest.mark.parametrize("function", ["monitored_barrier", "init_process_group", "all_reduce"])
 def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_tell_it(
     tmp_path: Path, function: str
