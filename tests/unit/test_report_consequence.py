@@ -69,10 +69,12 @@ def test_a_rank_that_a_failure_names_in_its_own_words_is_told_with_its_place_if_
 
 
 def test_the_rank_that_ran_on_is_shown_where_another_one_reports_a_failure_without_its_rank(tmp_path: Path) -> None:
-    run = RunBuilder(tmp_path, nodes=1).round().fail(0, RuntimeError("another rank failed, see its log"))
+    report = RuntimeError("another rank failed, see its log")
+    frames = (("/w/train.py", 14, "main", f'raise RuntimeError("{report}")'),)
+    run = RunBuilder(tmp_path, nodes=2).round().fail(0, report, frames=frames).fail(3, report, frames=frames)
     run.history[-1]["failure"]["by_peers"] = True
-    _, text = told(run.hang(1, places={1: [("/w/train.py", 15, "main")]}).stop())
-    assert "rank 1 had not failed: it was in main at train.py:15" in text
+    _, text = told(run.hang(1, places={rank: [("/w/train.py", 15, "main")] for rank in (1, 2)}).stop())
+    assert "rank 2 had not failed: it was in main at train.py:15" in text
 
 
 @pytest.mark.parametrize("function", ["monitored_barrier", "init_process_group", "all_reduce"])
