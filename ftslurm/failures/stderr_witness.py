@@ -13,7 +13,18 @@ from collections.abc import Collection, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.abort_message import abort_message
-from ftslurm.failures.exception_line import LINE_LIMIT, exception_in
+from ftslurm.failures.closing_lines import (
+    AFTERMATH,
+    ENDS,
+    GOES_ON,
+    OF_LOG,
+    STEP,
+    goes_on_without,
+    is_summary,
+    last_line,
+    output_lines,
+)
+from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.foreign_reason import LINES as FOREIGN
 from ftslurm.failures.foreign_reason import foreign_reason
 from ftslurm.failures.logged_error import GLOG, RANK_PREFIX, json_exception, logged_error
@@ -23,12 +34,10 @@ from ftslurm.failures.traceback_text import Traceback, tracebacks
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 
-LIMIT = 256 * 1024  # characters of the text's end that are read
 TEXT_LIMIT = 500  # characters of the line
 CLOSING_LINES = 10  # after the reason, of the program's own end
 FEW_LINES, COMPILER_LINES = 4, 12
 DUMP_LINES = 200
-LAST_LINES = 6
 MESSAGE_LINES = 40  # of an exception's text, which need not be indented
 TRACEBACK, RUNTIME, LOGGED, CHILD = "traceback", "runtime", "logged", "child"
 
@@ -57,89 +66,16 @@ class Witness:
     rank: int | None = None
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
-_LAUNCHER = (
-    r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
-    r"\[[\d :,-]{10,30}\] \[\w+\] \[(?:launch|runner)\.py:\d+:\w+\]|pdsh@\S+: |"
-    r"ERROR:composer\.cli\.launcher|Global rank \d+ \(PID \d+\) exited|Waiting up to \d+ seconds for all training|"
-    r".{0,80}Killing subprocess \d+|.{0,160}Sending process \d+ closing signal|"
-    r".{0,160}Terminating process \d+ via signal"
-)
-# Of libraries and scripts at a program's end.
-_AT_END = re.compile(r"wandb:(?: |$)|Exception ignored in|(?i:job|run|script) (?:finished|ended) at ")
-# Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
-_AFTERMATH = re.compile(
-    r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
-    r"--- Logging error ---|Call stack:|Message: |Arguments: |"
-    r"Set the environment variable HYDRA_FULL|full_key: |"
-    r"Error in (sys\.excepthook|atexit)|Original exception was:|srun: |slurmstepd: |slurm_load|"
-    r"CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|"
-    r"\S{1,120} \[\d+\] .{0,80}NCCL INFO|"
-    r"frame #\d|Exception raised from |Current thread |Thread 0x|Extension modules: |<no Python frame>|"
-    r"# (?:Accounting|Ended|Started|Finished)\b|OMP: (?:Hint|Info) |wandb: |\S{0,40} ?\d{1,3}%\||.{0,200}\bit/s\]"
-    r"|.{0,200}\bs/it\]|"
-    r"(Killed|Aborted|Terminated|Segmentation fault|Bus error|Trace/breakpoint trap)\b.{0,40}$|"
-    r".{0,200}\(core dumped\)|\S{1,80}: line \d+: +\d+ |make(\[\d+\])?: \*\*\* |Command exited with non-zero|"
-    r"={3,}$|-{3,}$|\*{3,}$|\+-+|(Failures|Root Cause).{0,60}:$|\[\d+\]:$|\S{1,200} FAILED$|<NO_OTHER_FAILURES>|"
-    rf"{_LAUNCHER}|"
-    r"Please check the spelling or version|Also (try|make sure)|It is also possible your cache file|"
-    r"note: run with `RUST_BACKTRACE|stack backtrace:$|"
-    r"(concurrent\.futures\.process\._|multiprocessing\.pool\.)RemoteTraceback:|(\"\"\"|''')$"
-)
 _CLOSING = re.compile(
     r"(?i)\b(exit(s|ed|ing)?|quit(ting)?|shut(ting)?|clean(ing|ed|up)?|clos(e|es|ing|ed)|finaliz|terminat|stopp?(ed|ing)?"
     r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
 )
-_PROGRESS = re.compile(
-    rf"{_LAUNCHER}|"
-    r"Extension modules: |(?:NOTE: invoking )?MPI_ABORT\b|with errorcode |You may or may not see|"
-    r"# (?:Accounting|Ended)\b|\[\d+\]:$|(?:Failures|Root Cause).{0,60}:$|\S{1,200} FAILED$|= +(?:EXIT|PID|RANK|BAD"
-    r"|CLEANING|YOU CAN|KILLED)|"
-    r"(?:the job to be term|mpirun detected|a non-zero exit code|Primary job)|"
-    r"\S{0,40} ?\d{1,3}%\||[={}\-*+#╰╭│]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: "
-)
-_STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
-# Of a line on a step by which a program says why it goes no further.
-_STOPS = re.compile(r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too)\b")
-# Lines that an exception's text does not have: of a log, of training, of a program that goes on.
-_WENT_ON = re.compile(
-    r"(?i)\W{0,3}(?:[IDWE] )?(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
-    r"|(skipp|retry|retri|continu|ignor|resum|recover|fall(ing)? ?back|restor|re-?start))"
-)
-_GOES_ON = re.compile(
-    r"(?i)\b(retrying|(will|to) retry|entering retry loop|continuing|skipping|ignoring|falling back|resuming)\b"
-    r"|\busing (the )?defaults?\b"
-    r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
-    # What a program does instead, after what failed: "cache not readable, rebuilding".
-    r"|[,;] (?:now )?(?:re(?!ad|ce|po|nd|q|fus|ject|main|ly|sult|ferr|gard|j|al)\w{2,20}ing|using|switching|reverting"
-    r"|defaulting|proceeding"
-    r"|trying|downloading|creating|disabling)\b"
-)
 _SKIPS = re.compile(r"(?i)\b(?:skipping|ignoring|continuing)\b")
-_ERRORS = ("error", "critical")
-_ENDS = re.compile(
-    r"(?i)\b(?:exit(?:ed|ing)?|terminat(?:ed|ing)|abort(?:ed|ing)?|shut(?:ting)? ?down|kill(?:ed|ing)|clean(?:ed"
-    r"|ing)? ?up"
-    r"|finaliz(?:ed|ing)|total \w{0,12} ?time|overall \w+ speed|child (?:process )?failed|sig(?:quit|term|kill"
-    r"|abrt)|destroy(?:ed|ing)|giving up|crashed"
-    r"|died)\b"
-)
 _TROUBLE = re.compile(
     r"(?i)\b(?:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable|invalid|not found"
     r"|no such|unknown|unreachable|timed out|exceeded)\b"
 )
 _COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
-# Of tools, behind the reason.
-_SUMMARY = re.compile(
-    r"Error is not recoverable: exiting now|tar: Child returned status \d"
-    r"|Exiting with failure status due to previous errors"
-    r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: |^ninja: build stopped"
-    r"|^collect2: error: ld returned "
-)
-# Of a wrapper, which only repeats how the program ended.
-_ONLY_CODE = re.compile(
-    r"(?i)\b(?:ended|exited|finished|failed|returned) with (?:(?:exit )?(?:code|status) )?\d{1,3}\W*$"
-)
 _WARNING = re.compile(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
@@ -153,7 +89,6 @@ _NATIVE_LINE = re.compile(
 )  # of torch's C++ code and gloo's
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})$")
 _STACK = re.compile(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
-_OF_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):| {2}File \"| {2}\.\.\.$")
 _TABLE_ROW = re.compile(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
 _TABLE_CODE = re.compile(r"\s+exitcode +: (-?\d{1,5}) ")
 _OF_CHILD = re.compile(r"returned non-zero exit status|died with <Signals|exits with return code")
@@ -177,7 +112,7 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
     if foreign is not None and not before:
         begin = max(0, end - FOREIGN) + foreign.first
         # What comes below it is the reason, or shows that the program went on.
-        if not any(each.end > begin for each in found) and not any(map(_STEP.search, lines[begin:end])):
+        if not any(each.end > begin for each in found) and not any(map(STEP.search, lines[begin:end])):
             frames = () if foreign.frame is None else (foreign.frame,)
             return Witness(RUNTIME, cut_middle(foreign.text, TEXT_LIMIT), frames=frames)
     return _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip())).from_end(end)
@@ -188,64 +123,15 @@ def _has(exception: ExceptionRecord, name: str) -> bool:
     return any(each.type == name or f"{name}: " in each.message for each in links(exception))
 
 
-def goes_on_without(line: str) -> bool:
-    """Return whether a line on a failure says that its program goes on without what failed."""
-    return _GOES_ON.search(line[:LINE_LIMIT]) is not None
-
-
-def went_on(line: str) -> bool:
-    """Return whether a program says by this line that it goes on after a failure."""
-    line = line[:LINE_LIMIT]
-    if goes_on_without(line):
-        return True
-    # A line with a time or a level may be the program's last.
-    found = _WENT_ON.match(line)
-    return found is not None and found[1].lower() not in _ERRORS and _ENDS.search(line) is None
-
-
-def is_aftermath(text: str) -> bool:
-    """Return whether an output has nothing but warnings and lines that are printed when a program ends."""
-    return all(_AFTERMATH.match(RANK_PREFIX.sub("", line)) for line in output_lines(text))
-
-
-def is_summary(line: str) -> bool:
-    """Return whether a line is printed by a tool only behind the reason of its failure."""
-    return _SUMMARY.search(line) is not None
-
-
-def last_line(text: str) -> str:
-    """Return the last line of an output that has a meaning, as far as that is certain; empty: none near the end."""
-    for line in reversed(_above_dump(output_lines(text))[-LAST_LINES:]):
-        bare = RANK_PREFIX.sub("", line)
-        if not bare.strip() or bare[0].isspace() or _AT_END.match(bare) or _ONLY_CODE.search(bare):
-            continue
-        if "Warning: " not in bare and not _PROGRESS.match(bare):
-            return "" if _STEP.search(bare) and not _STOPS.search(bare) else bare
-    return ""
-
-
-def without_last(text: str, line: str) -> str:
-    """Return an output up to the last line that ends so."""
-    return text[: text.rfind("\n", 0, max(0, text.rfind(line))) + 1]
-
-
-def _above_dump(lines: list[str]) -> list[str]:
-    """Return the lines without stacks of faulthandler at their end, which a program has printed of all threads."""
-    end = len(lines)
-    while end and (not lines[end - 1].strip() or _OF_DUMP.match(RANK_PREFIX.sub("", lines[end - 1]))):
-        end -= 1
-    return lines[:end]
-
-
 def line_before(text: str, exception: str) -> str:
     """Return the last line above the traceback of an exception of that type; empty if it reports no trouble."""
     lines = output_lines(text)
     own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
     above = lines[: own.first] if own is not None else []
-    while above and (_SUMMARY.search(above[-1]) or not above[-1].strip()):
+    while above and (is_summary(above[-1]) or not above[-1].strip()):
         above.pop()
     line = last_line("\n".join(above))
-    return "" if _WENT_ON.match(line) or _GOES_ON.search(line) or _AFTERMATH.match(line) else line
+    return "" if OF_LOG.match(line) or GOES_ON.search(line) or AFTERMATH.match(line) else line
 
 
 def error_before(text: str, exception: str, *, mild: bool = False) -> str:
@@ -270,8 +156,8 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
     for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
         if not line.strip():
             continue
-        known = _WENT_ON.match(line) and not (mild and _WARNING.match(line))
-        if not _TROUBLE.search(line) or known or _GOES_ON.search(line) or _AFTERMATH.match(line):
+        known = OF_LOG.match(line) and not (mild and _WARNING.match(line))
+        if not _TROUBLE.search(line) or known or GOES_ON.search(line) or AFTERMATH.match(line):
             break
         found.insert(0, line)
     return next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")
@@ -281,12 +167,6 @@ def dead_threads(text: str) -> list[Witness]:
     """Return the threads that an exception ended, in their order: a rank that waits for one hangs."""
     lines = output_lines(text)
     return [_of_traceback(lines, each) for each in tracebacks(lines) if each.thread and not each.ignored]
-
-
-def output_lines(text: str) -> list[str]:
-    """Return the lines at the end of an output as a terminal shows them, also the overwritten ones of progress bars."""
-    text = _ESCAPES.sub("", text[-LIMIT:]).replace("\x00", "")
-    return [line.rstrip()[:LINE_LIMIT] for line in re.split(r"\r\n|\n|\r", text)]
 
 
 def _is_of_peers(found: Traceback) -> bool:
@@ -326,15 +206,15 @@ class _Search:
                 where = f"{inner.type}: {inner.message}" if inner.message else inner.type
                 return Witness(TRACEBACK, cut_middle(where, TEXT_LIMIT), inner, inner.frames)
             if text is not None and (stated_in(line) is not None or not self._is_aftermath(line, even_if_logged=True)):
-                if logged is None and _GOES_ON.search(text):
+                if logged is None and goes_on_without(text):
                     return None  # what it reports was survived
                 logged = logged or _logged(text)
             elif not self._is_aftermath(line):
                 form = _DIGITS.sub("0", line)
                 # Of a loop that cleans up, each line names another number; what is closed may be opened again.
-                closing += form not in forms or _ENDS.search(line) is None
+                closing += form not in forms or ENDS.search(line) is None
                 forms.add(form)
-                if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or _STEP.search(line):
+                if logged is not None or closing > CLOSING_LINES or not _CLOSING.search(line) or STEP.search(line):
                     return logged or self._long_message(at, remaining)
             at -= 1
         return logged
@@ -367,7 +247,7 @@ class _Search:
         shapes = {_DIGITS.sub("0", line) for line in between}
         if len(between) >= FEW_LINES and len(shapes) <= len(between) / 2:
             return None  # work that goes on, item by item
-        if any(_STEP.search(line) or _WENT_ON.match(line) for line in between):
+        if any(STEP.search(line) or OF_LOG.match(line) for line in between):
             return None
         return self._of(self._first_of_ranks(last, [each for each in earlier if each.end <= last.first]))
 
@@ -377,7 +257,7 @@ class _Search:
             return True
         if even_if_logged and bare.startswith(" "):
             return False
-        return _AFTERMATH.match(bare) is not None or _SUMMARY.search(bare) is not None
+        return AFTERMATH.match(bare) is not None or is_summary(bare)
 
     def _of(self, last: Traceback) -> Witness:
         return _of_traceback(self.lines, last)

@@ -160,7 +160,7 @@ def last_words(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequenc
     """
     if not (worker.cause.silent or worker.cause.name == "abort") or {"stderr", "output"} & set(worker.evidence):
         return []
-    from ftslurm.failures.stderr_witness import last_line, without_last
+    from ftslurm.failures.closing_lines import last_line, without_last
 
     outputs = [tail for tail in tails if tail.stream in ("stderr", "stdout") and tail.text.strip()]
     for tail in sorted(outputs, key=lambda tail: -(tail.written_ns or 0)):

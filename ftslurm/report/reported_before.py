@@ -39,7 +39,7 @@ def reported_before(worker: FailedWorker, tails: Sequence[LogTail]) -> Exception
 
 def is_adjacent(worker: FailedWorker, tails: Sequence[LogTail]) -> bool:
     """Return whether nothing is between a rank's own traceback and the one above it in its stderr."""
-    from ftslurm.failures.stderr_witness import output_lines
+    from ftslurm.failures.closing_lines import output_lines
     from ftslurm.failures.traceback_text import tracebacks
 
     own = worker.exception

@@ -103,7 +103,8 @@ def output_evidence(
     if not cause.silent:
         return None
     # Most failures have a reason of their own: a fast report does not load this.
-    from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, is_aftermath, witness
+    from ftslurm.failures.closing_lines import is_aftermath
+    from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, witness
 
     known = exception.message if exception is not None else ""
     for stream in ("stderr", "stdout"):
@@ -191,7 +192,8 @@ def _of_device(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None
 
 def _of_tool(message: str, stderr: str) -> Witness | None:
     """Return the first of the last lines that a command-line tool prints with its name before them."""
-    from ftslurm.failures.stderr_witness import LOGGED, Witness, output_lines
+    from ftslurm.failures.closing_lines import output_lines
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
 
     command = _COMMAND.search(message)
     if command is None:
@@ -248,15 +250,8 @@ def _of_launcher(exception: ExceptionRecord, stderr: str) -> OutputEvidence | No
 
 def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return why a child process failed: from what the exception has of its output, else from the rank's own."""
-    from ftslurm.failures.stderr_witness import (
-        LOGGED,
-        Witness,
-        error_before,
-        is_summary,
-        line_before,
-        output_lines,
-        witness,
-    )
+    from ftslurm.failures.closing_lines import is_summary, output_lines
+    from ftslurm.failures.stderr_witness import LOGGED, Witness, error_before, line_before, witness
 
     found = _of_compiler(exception.output or exception.message)
     if found is None:

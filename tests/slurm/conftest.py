@@ -73,7 +73,11 @@ class Job:
         return word
 
     def explain(self) -> str:
-        return f"job {self.id} is {self.state}; its output:\n{self.output}"
+        facts = self.facts()
+        return (
+            f"job {self.id} is {facts.get('JobState')}, reason {facts.get('Reason')}\n"
+            f"{self.lab.states()}\nits output:\n{self.output}"
+        )
 
 
 class Lab:
@@ -98,6 +102,11 @@ class Lab:
         done = self.command(*words, *options, str(script), cwd=directory)
         assert done.returncode == 0, done.stderr
         return Job(self, done.stdout.strip().partition(";")[0], directory)
+
+    def states(self) -> str:
+        """Return what Slurm knows of all nodes and jobs."""
+        nodes, jobs = self.command("scontrol", "show", "nodes", "-o"), self.command("squeue")
+        return f"{nodes.stdout}{nodes.stderr}{jobs.stdout}{jobs.stderr}"
 
     @staticmethod
     def until(true: Callable[[], bool], seconds: float, explain: Callable[[], str]) -> None:

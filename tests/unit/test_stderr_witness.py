@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from ftslurm.failures.stderr_witness import dead_threads, last_line, line_before, logged_error, witness
+from ftslurm.failures.closing_lines import last_line
+from ftslurm.failures.stderr_witness import dead_threads, line_before, logged_error, witness
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in step

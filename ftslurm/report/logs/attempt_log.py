@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from ftslurm.failures.stderr_witness import went_on, witness
+from ftslurm.failures.closing_lines import went_on
+from ftslurm.failures.stderr_witness import witness
 from ftslurm.report.logs.boxes import unboxed
 from ftslurm.report.logs.end import End, Ends, nodes_of
 from ftslurm.report.logs.ends import ends_of

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from ftslurm.failures.closing_lines import went_on
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
 from ftslurm.failures.stated_lines import stated_in
-from ftslurm.failures.stderr_witness import went_on
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of, until
 from ftslurm.report.logs.evidence import Found, is_strong, last_line_of
 from ftslurm.report.logs.lines import GAP, Line

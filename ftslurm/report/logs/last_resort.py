@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.closing_lines import goes_on_without
 from ftslurm.failures.reason import CUT
 from ftslurm.failures.stated_lines import Stated, stated_in
-from ftslurm.failures.stderr_witness import CHILD, Witness, goes_on_without, witness
+from ftslurm.failures.stderr_witness import CHILD, Witness, witness
 from ftslurm.failures.traceback_text import open_frames
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.dataclasses import replace
+from ftslurm.failures.closing_lines import goes_on_without, went_on
 from ftslurm.failures.logged_error import logged_error
-from ftslurm.failures.stderr_witness import goes_on_without, went_on
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End

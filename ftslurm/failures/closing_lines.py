@@ -1,0 +1,145 @@
+"""Kinds of lines that stand at the end of a program's output: pure, bounded, and linear in the length of the text.
+
+What interpreters, libraries, launchers and shells print when a program ends is aftermath, below the reason. What a
+program prints as it goes on tells that a failure above was survived.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ftslurm.failures.exception_line import LINE_LIMIT
+from ftslurm.failures.logged_error import RANK_PREFIX
+
+LIMIT = 256 * 1024  # characters of the text's end that are read
+LAST_LINES = 6
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
+_LAUNCHER = (
+    r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
+    r"\[[\d :,-]{10,30}\] \[\w+\] \[(?:launch|runner)\.py:\d+:\w+\]|pdsh@\S+: |"
+    r"ERROR:composer\.cli\.launcher|Global rank \d+ \(PID \d+\) exited|Waiting up to \d+ seconds for all training|"
+    r".{0,80}Killing subprocess \d+|.{0,160}Sending process \d+ closing signal|"
+    r".{0,160}Terminating process \d+ via signal"
+)
+# Of libraries and scripts at a program's end.
+_AT_END = re.compile(r"wandb:(?: |$)|Exception ignored in|(?i:job|run|script) (?:finished|ended) at ")
+# Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
+AFTERMATH = re.compile(
+    r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
+    r"--- Logging error ---|Call stack:|Message: |Arguments: |"
+    r"Set the environment variable HYDRA_FULL|full_key: |"
+    r"Error in (sys\.excepthook|atexit)|Original exception was:|srun: |slurmstepd: |slurm_load|"
+    r"CUDA kernel errors might|For debugging consider passing|Compile with `TORCH|Search for `cuda|"
+    r"\S{1,120} \[\d+\] .{0,80}NCCL INFO|"
+    r"frame #\d|Exception raised from |Current thread |Thread 0x|Extension modules: |<no Python frame>|"
+    r"# (?:Accounting|Ended|Started|Finished)\b|OMP: (?:Hint|Info) |wandb: |\S{0,40} ?\d{1,3}%\||.{0,200}\bit/s\]"
+    r"|.{0,200}\bs/it\]|"
+    r"(Killed|Aborted|Terminated|Segmentation fault|Bus error|Trace/breakpoint trap)\b.{0,40}$|"
+    r".{0,200}\(core dumped\)|\S{1,80}: line \d+: +\d+ |make(\[\d+\])?: \*\*\* |Command exited with non-zero|"
+    r"={3,}$|-{3,}$|\*{3,}$|\+-+|(Failures|Root Cause).{0,60}:$|\[\d+\]:$|\S{1,200} FAILED$|<NO_OTHER_FAILURES>|"
+    rf"{_LAUNCHER}|"
+    r"Please check the spelling or version|Also (try|make sure)|It is also possible your cache file|"
+    r"note: run with `RUST_BACKTRACE|stack backtrace:$|"
+    r"(concurrent\.futures\.process\._|multiprocessing\.pool\.)RemoteTraceback:|(\"\"\"|''')$"
+)
+_PROGRESS = re.compile(
+    rf"{_LAUNCHER}|"
+    r"Extension modules: |(?:NOTE: invoking )?MPI_ABORT\b|with errorcode |You may or may not see|"
+    r"# (?:Accounting|Ended)\b|\[\d+\]:$|(?:Failures|Root Cause).{0,60}:$|\S{1,200} FAILED$|= +(?:EXIT|PID|RANK|BAD"
+    r"|CLEANING|YOU CAN|KILLED)|"
+    r"(?:the job to be term|mpirun detected|a non-zero exit code|Primary job)|"
+    r"\S{0,40} ?\d{1,3}%\||[={}\-*+#╰╭│]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: "
+)
+STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
+# Of a line on a step by which a program says why it goes no further.
+_STOPS = re.compile(r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too)\b")
+# Lines that an exception's text does not have: of a log, of training, of a program that goes on.
+OF_LOG = re.compile(
+    r"(?i)\W{0,3}(?:[IDWE] )?(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
+    r"|(skipp|retry|retri|continu|ignor|resum|recover|fall(ing)? ?back|restor|re-?start))"
+)
+GOES_ON = re.compile(
+    r"(?i)\b(retrying|(will|to) retry|entering retry loop|continuing|skipping|ignoring|falling back|resuming)\b"
+    r"|\busing (the )?defaults?\b"
+    r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
+    # What a program does instead, after what failed: "cache not readable, rebuilding".
+    r"|[,;] (?:now )?(?:re(?!ad|ce|po|nd|q|fus|ject|main|ly|sult|ferr|gard|j|al)\w{2,20}ing|using|switching|reverting"
+    r"|defaulting|proceeding"
+    r"|trying|downloading|creating|disabling)\b"
+)
+_ERRORS = ("error", "critical")
+ENDS = re.compile(
+    r"(?i)\b(?:exit(?:ed|ing)?|terminat(?:ed|ing)|abort(?:ed|ing)?|shut(?:ting)? ?down|kill(?:ed|ing)|clean(?:ed"
+    r"|ing)? ?up"
+    r"|finaliz(?:ed|ing)|total \w{0,12} ?time|overall \w+ speed|child (?:process )?failed|sig(?:quit|term|kill"
+    r"|abrt)|destroy(?:ed|ing)|giving up|crashed"
+    r"|died)\b"
+)
+# Of tools, behind the reason.
+_SUMMARY = re.compile(
+    r"Error is not recoverable: exiting now|tar: Child returned status \d"
+    r"|Exiting with failure status due to previous errors"
+    r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: |^ninja: build stopped"
+    r"|^collect2: error: ld returned "
+)
+# Of a wrapper, which only repeats how the program ended.
+_ONLY_CODE = re.compile(
+    r"(?i)\b(?:ended|exited|finished|failed|returned) with (?:(?:exit )?(?:code|status) )?\d{1,3}\W*$"
+)
+_OF_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):| {2}File \"| {2}\.\.\.$")
+
+
+def output_lines(text: str) -> list[str]:
+    """Return the lines at the end of an output as a terminal shows them, also the overwritten ones of progress bars."""
+    text = _ESCAPES.sub("", text[-LIMIT:]).replace("\x00", "")
+    return [line.rstrip()[:LINE_LIMIT] for line in re.split(r"\r\n|\n|\r", text)]
+
+
+def goes_on_without(line: str) -> bool:
+    """Return whether a line on a failure says that its program goes on without what failed."""
+    return GOES_ON.search(line[:LINE_LIMIT]) is not None
+
+
+def went_on(line: str) -> bool:
+    """Return whether a program says by this line that it goes on after a failure."""
+    line = line[:LINE_LIMIT]
+    if goes_on_without(line):
+        return True
+    # A line with a time or a level may be the program's last.
+    found = OF_LOG.match(line)
+    return found is not None and found[1].lower() not in _ERRORS and ENDS.search(line) is None
+
+
+def is_aftermath(text: str) -> bool:
+    """Return whether an output has nothing but warnings and lines that are printed when a program ends."""
+    return all(AFTERMATH.match(RANK_PREFIX.sub("", line)) for line in output_lines(text))
+
+
+def is_summary(line: str) -> bool:
+    """Return whether a line is printed by a tool only behind the reason of its failure."""
+    return _SUMMARY.search(line) is not None
+
+
+def last_line(text: str) -> str:
+    """Return the last line of an output that has a meaning, as far as that is certain; empty: none near the end."""
+    for line in reversed(_above_dump(output_lines(text))[-LAST_LINES:]):
+        bare = RANK_PREFIX.sub("", line)
+        if not bare.strip() or bare[0].isspace() or _AT_END.match(bare) or _ONLY_CODE.search(bare):
+            continue
+        if "Warning: " not in bare and not _PROGRESS.match(bare):
+            return "" if STEP.search(bare) and not _STOPS.search(bare) else bare
+    return ""
+
+
+def without_last(text: str, line: str) -> str:
+    """Return an output up to the last line that ends so."""
+    return text[: text.rfind("\n", 0, max(0, text.rfind(line))) + 1]
+
+
+def _above_dump(lines: list[str]) -> list[str]:
+    """Return the lines without stacks of faulthandler at their end, which a program has printed of all threads."""
+    end = len(lines)
+    while end and (not lines[end - 1].strip() or _OF_DUMP.match(RANK_PREFIX.sub("", lines[end - 1]))):
+        end -= 1
+    return lines[:end]
