@@ -100,7 +100,8 @@ def test_a_node_lost_without_a_spare_has_the_job_requeued_and_it_goes_on_at_its_
     trained(lab, job, 30)
     with dead(lab, host(lab, job, 1)) as node:
         found = started_again(lab, job, 2)
-        assert [start[1] for start in found] == [f"{job.id}.0", f"{job.id}.1"]
+        # A busy controller may count a step for which srun then asks again: its name has that step's number.
+        assert [start[1].partition("+")[0] for start in found] == [f"{job.id}.0", f"{job.id}.1"], job.output
         assert int(found[1][2]) >= 30
         assert f"requeued: node {node} was lost (1 of 3)" in job.output, job.output
         (work / "finish").touch()

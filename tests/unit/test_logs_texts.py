@@ -373,6 +373,14 @@ TEXTS["batch script"] = (
     'Lmod has detected the following error: The following module(s) are unknown:\n"CUDA/12.9.1"\n/var/spool/slurmd/job12/slurm_script: line 17: torchrun: command not found\n',
     'FAILED: cannot start torchrun: command not found (line 17 of the batch script) hint: It failed before any rank started: see its lines above (modules, environments); set -e stops at the first. A restart alone is pointless. evidence Lmod has detected the following error: The following module(s) are unknown: "CUDA/12.9.1"',
 )
+TEXTS["module unknown, library missing"] = (
+    'Lmod has detected the following error: The following module(s) are unknown:\n"CUDA/12.9.1"\nstarting\n'
+    + TB.replace(
+        "ValueError: bad batch 42",
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+    ),
+    'evidence Lmod has detected the following error: The following module(s) are unknown: "CUDA/12.9.1"',
+)
 TEXTS["Xid"] = (
     "[Wed Nov  5 01:11:20 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', GPU has fallen off the bus.\n"
     + label(TB.replace("ValueError: bad batch 42", "RuntimeError: CUDA error: unspecified launch failure"), 5)

@@ -42,7 +42,7 @@ def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = Non
         error = record(rank, "exception", thing.headline, thing.begin)
         exception = _with_xids(log, _with_cut_off(reason(thing.exception)))
         error = replace(error, exception=exception, traceback=thing.traceback)
-        if exception.type == "ModuleNotFoundError":
+        if exception.type in ("ModuleNotFoundError", "ImportError") or "open shared object" in exception.message:
             error = replace(error, quotes=tuple(log.environment(thing.begin)))
     elif isinstance(thing, Crash):
         error = replace(record(rank, "signal", thing.signal, thing.begin), signal=thing.signal, stacks=thing.stacks)
