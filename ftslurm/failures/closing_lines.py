@@ -81,7 +81,7 @@ _SUMMARY = re.compile(
     r"Error is not recoverable: exiting now|tar: Child returned status \d"
     r"|Exiting with failure status due to previous errors"
     r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: |^ninja: build stopped"
-    r"|^collect2: error: ld returned "
+    r"|^collect2: error: ld returned |error: creating server: .{0,60}failed to load all models"
 )
 # Of a wrapper, which only repeats how the program ended.
 _ONLY_CODE = re.compile(

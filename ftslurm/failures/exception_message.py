@@ -10,7 +10,7 @@ from ftslurm.failures.exception_line import HEADER, LINE_LIMIT, is_relation, own
 MESSAGE_LINES = 60
 # The line before a traceback that belongs to the message of the exception above it.
 _INTRODUCES = re.compile(
-    r"(with the following error|The last \d+ lines of \S+ #*"
+    r"(with the following error|with message|The last \d+ lines of \S+ #*"
     r"|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
     r"|'''|[Rr]emote [Tt]raceback|from user code:)"
     r"[^\n]{0,20}$"
@@ -19,12 +19,13 @@ _INTRODUCES = re.compile(
 _SEVERAL = re.compile(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
     r"The actor died|node running low on memory|ranks:dict_keys|ncclResult|task names|following|HCCL error"
-    r"|OPS function error|NPU (?:function )?error"
+    r"|An error occurred while calling|OPS function error|NPU (?:function )?error"
 )
 _ALSO = re.compile(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"/job:|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-|E[A-Z]\d{4}: |\[rank\d+\]"
+    r"/job:|: \w+\.|org\.apache\.|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-"
+    r"|E[A-Z]\d{4}: |\[rank\d+\]"
     r"|(socket|bootstrap|Net|Call to|Connection"
     r"|Cuda failure|Error)\b"
 )
@@ -97,7 +98,7 @@ def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> boo
         return nested and _SPAWNED.search("\n".join(kept)) is not None
     chained = nested and any(map(is_relation, kept[-2:]))
     introduced = _INTRODUCES.search(kept[-1].rstrip() or " ") is not None
-    return chained or introduced or "Original " in line or "(RANK " in line
+    return chained or introduced or "Original " in line or "(RANK " in line or "PythonException: " in line
 
 
 def _is_further(kept: Sequence[str], line: str, further: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ftslurm.failures.own_code import is_library
 from ftslurm.failures.state_dict import state_dict_line
 from ftslurm.records.error import Frame
-from ftslurm.text import cut_middle
+from ftslurm.text import cut_middle, ranges
 
 LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
@@ -115,6 +115,10 @@ _NOTE = re.compile(
 )
 
 
+# Of JAX and TensorFlow, a line for each task.
+_TASKS, _TASK = re.compile(r"(?:/job:\S{1,80}/task:\d{1,6}\s{0,4}){2,}"), re.compile(r"task:(\d+)")
+
+
 def message_line(message: str) -> str:
     """Return the line of a message that says what is wrong.
 
@@ -122,6 +126,7 @@ def message_line(message: str) -> str:
     Net:``). For a child process its end comes before its command; for NCCL, the last error behind the error code.
     """
     text = _without_indent(message[: 64 * 1024]).strip()
+    text = _TASKS.sub(lambda found: f"tasks {ranges(map(int, _TASK.findall(found[0])))}\n", text)
     if launcher := _launcher_line(text):
         return launcher
     named = _NAMES.search(text)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ftslurm.records.error import Frame
 
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen|/ftslurm/(worker|boot/)"
+    r"/(site|dist)-packages/|/lib(64)?/python3|\.zip/|^<frozen|/ftslurm/(worker|boot/)"
     # A traceback in which the directories were left out, and one of Windows.
     r"|\.p(?:yx|xi|xd)$|^torch/|[\\/]([Ss]ite|dist)-packages[\\/]|\\lib\\\w+\.py$"
 )
@@ -63,7 +63,8 @@ def _of_application(frames: Sequence[Frame]) -> Frame:
     packages = [found[1] if (found := _PACKAGE.search(frame.file)) else "" for frame in frames]
     # A package that calls torch is nearer to the user than torch.
     if not (_is_entry(frames[0]) or frames[0].file.endswith("/runpy.py") or packages[-1] == "torch"):
-        return frames[-1]
+        # Python's own modules say less than who called them.
+        return next((each for each, name in zip(frames[::-1], packages[::-1], strict=True) if name), frames[-1])
     name = next((name for name in packages if name and name not in _FRONT_ENDS), "")
     own = [frame for frame, package in zip(frames, packages, strict=True) if name and package == name]
     # All else is a front end's: its script is the nearest to the user.

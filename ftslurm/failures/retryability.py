@@ -60,7 +60,10 @@ _OWN = re.compile(
 _NODE_SIGNALS = ("SIGBUS", "SIGILL", "SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")
 WAIT_TIMED_OUT = r"\AOperation timed out!\Z"
 """The whole message of torch's `Work.wait`."""
-OTHER_FAILED = r"\b(?:[Aa]n)?[Oo]ther (?:rank|worker|process)(?:s|es)? (?:ha[sved]+ )?(?:failed|crashed|died)"
+OTHER_FAILED = (
+    r"(?:\b(?:[Aa]n)?[Oo]ther (?:rank|worker|process|task)(?:s|es)? (?:ha[sved]+ )?(?:failed|crashed|died)"
+    r"|Collective ops is aborted by: )"
+)
 """In the message of a rank that only reports another one's failure."""
 _PEERS = re.compile(
     rf"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b|{WAIT_TIMED_OUT}|{OTHER_FAILED}"

@@ -28,7 +28,7 @@ from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.foreign_reason import LINES as FOREIGN
 from ftslurm.failures.foreign_reason import foreign_reason
 from ftslurm.failures.logged_error import GLOG, RANK_PREFIX, json_exception, logged_error
-from ftslurm.failures.reason import by_distributed, links
+from ftslurm.failures.reason import by_distributed, links, reason
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.traceback_text import Traceback, tracebacks
 from ftslurm.records.error import ExceptionRecord, Frame
@@ -166,7 +166,8 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
 def dead_threads(text: str) -> list[Witness]:
     """Return the threads that an exception ended, in their order: a rank that waits for one hangs."""
     lines = output_lines(text)
-    return [_of_traceback(lines, each) for each in tracebacks(lines) if each.thread and not each.ignored]
+    found = (each for each in tracebacks(lines) if each.thread and not each.ignored)
+    return [_of_traceback(lines, replace(each, exception=reason(each.exception))) for each in found]
 
 
 def _is_of_peers(found: Traceback) -> bool:
@@ -305,7 +306,7 @@ class _Search:
 
     def _before_abort(self, end: int) -> str:
         """Return what a library stated directly above faulthandler's dump of an abort, which only it explains."""
-        for at in range(end, max(0, end - FEW_LINES), -1):
+        for at in range(end, max(0, end - COMPILER_LINES), -1):
             bare = RANK_PREFIX.sub("", self.lines[at - 1])
             glog = GLOG.match(bare) if bare.lstrip("[").startswith("F") else None
             if glog is not None and glog["text"]:

@@ -46,14 +46,16 @@ def of_rank(
         worker: the latter, perhaps judged anew.
         tails: the ends of its output.
     """
-    reported = _reported(files, failed, tails)
+    dead, reported = _dead_thread_of(worker, tails), _reported(files, failed, tails)
+    if any(text.partition(": ")[2].rpartition(" at ")[0] in dead[0] for text in reported if dead):
+        reported = []
     return (
-        *_dead_thread_of(worker, tails),
+        *dead,
         *_native_thread(worker),
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
         *_others_named(files, worker),
-        *(reported or _right_above(worker, tails)),
+        *(reported or ([] if dead else _right_above(worker, tails))),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ftslurm.failures.exception_line import HEADER
-from ftslurm.failures.reason import links
+from ftslurm.failures.reason import links, reason
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import LogTail
 from ftslurm.report.failed_worker import FailedWorker
@@ -33,7 +33,7 @@ def reported_before(worker: FailedWorker, tails: Sequence[LogTail]) -> Exception
     if found is None or found.kind != TRACEBACK or found.exception is None:
         return None
     known = {(each.type, each.message.split("\n", 1)[0]) for each in links(own)}
-    inner = found.exception
+    inner = reason(found.exception)
     return None if (inner.type, inner.message.split("\n", 1)[0]) in known or own.type == inner.type else inner
 
 

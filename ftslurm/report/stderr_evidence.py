@@ -30,6 +30,8 @@ _PLAIN = re.compile(r"(?:returned non-zero exit status \d+|died with <Signals.\w
 _COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
 _COMPILER_ERROR = re.compile(
     r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$|^nvcc (?:fatal|error) *: .{1,300}$"
+    r"|^(?:\S{0,200}/)?ld(?:\.\w+)?: (?:cannot find |.{0,200}undefined reference).{1,300}$"
+    r"|^\S{1,300}: undefined reference to .{1,300}$"
 )
 _COMPILER = re.compile(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
 # Each thread of a kernel prints one.

@@ -103,6 +103,16 @@ class Lab:
         assert done.returncode == 0, done.stderr
         return Job(self, done.stdout.strip().partition(";")[0], directory)
 
+    def restart_controller(self) -> None:
+        """Have the controller read its configuration anew.
+
+        It is shut down, not killed: a killed one has jobs and nodes as they were seconds before its end.
+        """
+        self.command("scontrol", "shutdown", "slurmctld")
+        self.until(lambda: self.lab("start-daemon", "slurmctld").returncode == 0, 60, lambda: "slurmctld does not end")
+        step = ("srun", f"--nodes={len(self.nodes)}", "--immediate=10", "--time=1", "--output=/dev/null", "true")
+        self.until(lambda: self.command(*step).returncode == 0, 60, self.states)
+
     def states(self) -> str:
         """Return what Slurm knows of all nodes and jobs."""
         nodes, jobs = self.command("scontrol", "show", "nodes", "-o"), self.command("squeue")
@@ -169,10 +179,9 @@ def work(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def work_on(lab: Lab) -> Iterator[Path]:
     """Make that directory for one test, and leave nothing."""
     directory = Path(tempfile.mkdtemp(prefix="ftsjob-", dir="/tmp"))
-    idle = ("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
-    lab.until(
-        lambda: len(lab.command(*idle).stdout.split()) == len(lab.nodes), 60, lambda: lab.command("sinfo", "-N").stdout
-    )
+    # By their whole state: a node that does not respond is idle, too, but gets no job.
+    idle = ("sinfo", "-h", "-N", "-p", "lab", "-o", "%t")
+    lab.until(lambda: lab.command(*idle).stdout.split() == ["idle"] * len(lab.nodes), 60, lab.states)
     yield directory
     lab.command("scancel", "--user=root")
     shutil.rmtree(directory, ignore_errors=True)
@@ -184,8 +193,7 @@ def preempting(lab: Lab) -> Iterator[None]:
     path = Path(lab.environment["SLURM_CONF"])
     before = path.read_text()
     path.write_text(f"{before}PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n")
-    lab.lab("kill-daemon", "slurmctld")
-    lab.lab("start-daemon", "slurmctld")
+    lab.restart_controller()
     lab.command(
         "scontrol", "create", "PartitionName=high", "Nodes=ALL", "PriorityTier=10", "PreemptMode=OFF", check=True
     )
@@ -195,5 +203,4 @@ def preempting(lab: Lab) -> Iterator[None]:
     lab.until(lambda: not lab.command("squeue", "-h").stdout.strip(), 60, lambda: lab.command("squeue").stdout)
     lab.command("scontrol", "delete", "PartitionName=high", check=True)
     path.write_text(before)
-    lab.lab("kill-daemon", "slurmctld")
-    lab.lab("start-daemon", "slurmctld")
+    lab.restart_controller()

@@ -76,6 +76,12 @@ PRIMARIES = [
         Evidence("spawn", message="the container could not be started: mount source /scratch doesn't exist"),
     ),
     (
+        "container-driver",
+        Evidence(
+            "spawn", message="the container could not be started: nvidia-container-cli: nvml error: driver not loaded"
+        ),
+    ),
+    (
         "container-command",
         Evidence(
             "spawn",

@@ -112,6 +112,11 @@ POSITIVE = [
     ("cuda-oom", raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "torch")),
     ("cuda-oom", raised("OutOfMemoryError", "HIP out of memory.", "torch.cuda")),
     ("npu-oom", raised("RuntimeError", "NPU out of memory. Tried to allocate 2.32 GiB")),
+    ("npu-oom", signal("SIGABRT", tail="terminate called\ncode: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")),
+    (
+        "nccl-shm",
+        signal("SIGBUS", tail="n1:7:8 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-Y4 to 9637892 bytes"),
+    ),
     ("cuda-assert", raised("RuntimeError", "CUDA error: device-side assert triggered\nCUDA kernel errors")),
     ("gpu-ecc", raised("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "torch")),
     ("gpu-lost", raised("RuntimeError", "CUDA error: GPU has fallen off the bus")),
@@ -226,6 +231,11 @@ CASCADES = [
     ("collective-timeout", raised("DistStoreError", "Timed out after 61 seconds waiting for clients", "torch")),
     ("nccl", raised("DistBackendError", "NCCL error in: x.cpp, unhandled system error", "torch.distributed")),
     ("nccl-abort", signal("SIGABRT", tail=f"step 4\n{WATCHDOG}")),
+    (
+        "peer-failed",
+        signal("SIGABRT", tail="Terminating. This most likely indicates that another task died; see its log"),
+    ),
+    ("peer-failed", raised("UnavailableError", "Collective ops is aborted by: failed to connect to all addresses")),
     *FOLLOWING,
 ]
 DECOYS = [

@@ -8,7 +8,8 @@ from ftslurm.failures.retryability import BY_NODE, PERHAPS
 
 ROWS: tuple[Cause, ...] = (
     Cause("npu-oom", "out of the accelerator's memory", PRIMARY,
-          exception("RuntimeError", "OutOfMemoryError", text=r"^(NPU|XPU|HPU) out of memory"),
+          either(exception("RuntimeError", "OutOfMemoryError", text=r"^(NPU|XPU|HPU) out of memory"),
+                 tail("SIGABRT", "ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")),
           "Smaller batch, activation checkpointing, or expandable segments (of an NPU: PYTORCH_NPU_ALLOC_CONF).",
           not_for="CUDA out of memory, or host memory that ran out", behind=True),
     Cause("cuda-oom", "CUDA out of memory", PRIMARY,

@@ -24,7 +24,7 @@ _KILLED = either(
     signal("SIGKILL"),
     ended(137),
     exception("RuntimeError", text=r"DataLoader worker \(pid.*(killed by signal: Killed|exited unexpectedly)"),
-    exception("RuntimeError", "BrokenProcessPool", text=CHILD_LOST),
+    exception("RuntimeError", "BrokenProcessPool", "ChildProcessError", text=CHILD_LOST),
     loader_gone,
 )
 

@@ -52,6 +52,10 @@ ROWS: tuple[Cause, ...] = (
           spawned(r"^the container .*(failed to execute: |exec: .{1,200}(not found|no such file))"),
           "Check the command, and the image's shell and entrypoint: their paths are those inside the image.",
           not_for="a program that fails in its container", restart=POINTLESS, blame=PERHAPS),
+    Cause("container-driver", "the container found no GPU driver", PRIMARY,
+          spawned(r"^the container .*(nvml error|driver (not loaded|error)|no NVIDIA driver)"),
+          "The node's driver is not loaded or does not answer: nvidia-smi on the node, and dmesg.",
+          not_for="an image that is missing", restart=OTHER_NODE, blame=PERHAPS),
     Cause("container", "the container could not be started", PRIMARY,
           either(spawned("^the container could not be started"),
                  at_end(r"(slurmstepd: error: )?(pyxis: |spank: .{0,40}pyxis)|enroot-\w+: |docker: Error response"

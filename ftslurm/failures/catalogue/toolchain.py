@@ -36,7 +36,7 @@ ROWS: tuple[Cause, ...] = (
                          r"|inductor.{0,20}cache"),
           "Use a node-local cache (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR), and remove the old one.",
           not_for="a file of the script", behind=True),
-    Cause("extension-build", "a C++ or CUDA extension does not compile", PRIMARY,
+    Cause("extension-build", "a C++ or CUDA extension could not be built", PRIMARY,
           exception("RuntimeError", text="Error building extension|Ninja is required"),
           "See the compiler's first error: in the source, or because compiler or headers do not fit this torch.",
           not_for="a kernel that torch or Triton generates", restart=POINTLESS, behind=True),

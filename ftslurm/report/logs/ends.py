@@ -96,10 +96,11 @@ _SUBMITIT = re.compile(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job 
 _TYPESCRIPT = re.compile(r"\[COMMAND_EXIT_CODE=\"(?P<code>\d{1,3})\"\]")  # of script(1)
 # Of a script that starts a process for each rank.
 _LAUNCHED = re.compile(
-    r"(?i)(?:\[[\w.-]{1,40}\] |[\w.-]{1,40}: )?(?:rank[ -]?|(?:worker|trainer)(?: #?|-(?=\d+ ?\(pid)))"
+    r"(?i)(?:\[[\w.-]{1,40}\] |(?P<node>[\w.-]{1,80}): |[A-Z]{4,8}:[\w.]{1,80}:)?"
+    r"(?:rank[ -]?|(?:worker|trainer)(?: #?|-(?=\d+ ?\(pid)))"
     r"(?P<rank>\d{1,5}) ?"
-    r"(?:\(pid[ =]?\d+\),? )?"
-    r"(?:has |was )?(?:exit(?:ed)?|ended|died|failed|terminated|killed|crashed)(?: with| by| due to)?"
+    r"(?:\((?:pid[ =]?\d+|[\d.]{7,15})\),? )?"
+    r"(?:has |was )?(?:exit(?:ed)?|ended|died|failed|terminated|killed|crashed)(?: with| by| due to| from)?"
     r"(?: (?:(?:exit |return )?(?:code|status)|(?P<signal>signal)))?[ =:]{1,2}(?P<code>-?\d{1,3})\b(?:[ ,;.(].{0,200})?"
 )
 _RANK_CODE = re.compile(
@@ -296,10 +297,10 @@ def _by_launcher(line: Line, after: str) -> End | None:
     if text[:40].lower().lstrip("[( ").startswith("rank") and (found := _RANK_CODE.fullmatch(text.strip())):
         code = int(found["code"])
         return _end(line, "script", str(128 - code if 128 < code < 160 else code), rank=int(found["rank"]))
-    if (" with " in text or " by " in text) and (found := _LAUNCHED.fullmatch(text.strip())):
+    if (" with " in text or " by " in text or " from " in text) and (found := _LAUNCHED.fullmatch(text.strip())):
         code = int(found["code"])
         code = -abs(code) if found["signal"] else 128 - code if 128 < code < 160 else code
-        return _end(line, "script", str(code), rank=int(found["rank"])) if code else None
+        return _end(line, "script", str(code), rank=int(found["rank"]), node=found["node"]) if code else None
     if "xitcode: " in text and (found := _TORCHRUN.search(text)):
         agent = _AGENT.search(text)
         end = _end(line, "torchrun", found["code"], local=int(found["local"]), pid=int(found["pid"]))

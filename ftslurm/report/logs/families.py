@@ -17,7 +17,7 @@ TOGETHER_NS = 600 * 10**9
 JOB_NUMBER = 100
 _OUTPUT = re.compile(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
-    r"|(?:log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
+    r"|(?:(?:worker|rank)?log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
 _DATE = re.compile(r"(?:19\d|20[0-4])\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
 _DIGITS = re.compile(r"\d+")
@@ -167,6 +167,7 @@ def _kind(name: str, place: int) -> str | None:
     if word is None:
         return None
     lower = word[1].lower()
+    lower = lower.removesuffix("log") or lower
     kinds = (("task", _TASKS), ("local", _LOCALS), ("node", _NODES), ("job", _JOBS), ("stream", _STREAMS))
     found = next((kind for kind, words in kinds if lower in words), None)
     if found == "task" and re.search(r"local[_-]?rank[^A-Za-z0-9]*$", before, re.IGNORECASE):

@@ -28,7 +28,12 @@ _SHOWN_ESCAPE = re.compile(r"\^\[\[[0-9;]{0,20}[A-Za-z]")  # as some viewers sho
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
 _TASK = re.compile(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
 _HOST = re.compile(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?|(?:\d{1,3}\.){3}\d{1,3}): ")
-_HOST_RANK = re.compile(r"\[((?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5}))\]:")  # of Intel MPI's patterns
+# Of Intel MPI's patterns, and of torch_xla's launcher.
+_HOST_RANK = re.compile(
+    r"(\[(?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5})\]:"
+    r"|(?P<ip>(?:\d{1,3}\.){3}\d{1,3}) \[(?P<index>\d{1,6})\] ?)"
+)
+_POD_NAME = re.compile(r"([a-z][a-z0-9.-]{2,80}-\d{1,4}) ")  # behind a collector's time
 _OWN = re.compile(
     r"\[rank(?P<rank>\d{1,6})\]: ?"
     r"|\[(?P<role>[a-z][a-z_]{0,20}?)(?P<local>\d{1,4})\]:"
@@ -219,12 +224,14 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
             label = _TAG
         elif not found and _usual(full, _RANK_TAG, limit=65536):
             label = _RANK_TAG
-        elif not found and _usual(full, _HOST_RANK, limit=65536):
+        elif found in ([], [_STAMP]) and _usual(full, _HOST_RANK, limit=65536):
             label = _HOST_RANK
         elif _HOST not in found and _POD not in found and _usual(full, _HOST, limit=4096):
             label = _HOST
         elif _HOST not in found and _POD not in found and _usual(full, _POD, limit=4096):
             label = _POD
+        elif found == [_STAMP] and _usual(full, _POD_NAME, limit=4096):
+            label = _POD_NAME
         else:
             break
         found.append(label)
@@ -237,7 +244,7 @@ def _stamped(texts: Sequence[str]) -> bool:
     rests = [text[found.end() :] for text in texts if (found := _STAMP.match(text))]
     if len(rests) < 3 or len(rests) < LABELLED * len(texts):
         return False
-    labels = sum(any(label.match(rest) for label in (_OWN, _TASK, _RANK_TAG)) for rest in rests)
+    labels = sum(any(label.match(rest) for label in (_OWN, _TASK, _RANK_TAG, _HOST_RANK, _POD_NAME)) for rest in rests)
     return labels >= LABELLED * len(rests)
 
 
@@ -294,7 +301,8 @@ def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
     if label is _STAMP:
         return line._replace(text=text)
     if label is _HOST_RANK:
-        return line._replace(text=text, task=int(found["number"]), node=found["host"])
+        number, host = found["number"] or found["index"], found["host"] or found["ip"]
+        return line._replace(text=text, task=int(number), node=host)
     if label in (_TASK, _TAG, _RANK_TAG):
         return line._replace(text=text, task=int(found[1]))
     named = _NAMED_RANK.fullmatch(found[1])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ftslurm.failures.retryability import OTHER_FAILED
 from ftslurm.report.logs.end import signal_name
 
 STACK = 12
@@ -23,6 +24,10 @@ _UCX = re.compile(
 _MPI = re.compile(
     r"(?:MPICH ERROR \[Rank \d+\] .{0,120}\[(?P<node>[\w.-]{1,80})\] - )?Abort\(\d+\)(?: on node \d+)? "
     r"\(rank (?P<rank>\d{1,6}) in comm 0\): (?P<text>Fatal error in .{1,200})"
+)
+# Of glog and TensorFlow, which end a process by such a line.
+_FATAL = re.compile(
+    r"(?:\d{4}-\d\d-\d\d [\d:.]{8,20}: F|F\d{4} [\d:.]{8,20} +\d+) \S{1,200}:\d+\] +(?P<text>\S.{1,1000})"
 )
 _MPI_STACK = re.compile(r"\w{3,60}\(\d+\)\.*: ?(?P<text>.*)")
 
@@ -56,6 +61,9 @@ def native_end(lines: Sequence[str]) -> Native | None:
     ucx = _UCX.search(line)
     if ucx is not None:
         return Native(ucx["text"], "SIGABRT", ucx["node"])
+    fatal = _FATAL.match(line)
+    if fatal is not None and re.search(OTHER_FAILED, line) is None:
+        return Native(fatal["text"], "SIGABRT")
     mpi = _MPI.search(line)
     if mpi is None:
         return None

@@ -130,6 +130,10 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
                 r".{0,400})$"), "exit", 2, "{m}", WEAK),
     (re.compile(r"^but OMPI was not built with (?P<m>SLURM's PMI support)"), "exit", 1,
      "Open MPI was not built with {m}, by which srun starts processes", STRONG),
+    (re.compile(r"(?P<m>Scheduler watchdog timeout \(.{1,200})"), "exit", None, "SGLang: {m}", STRONG),
+    (re.compile(r"failed to load '(?P<model>[^']{1,100})' version \d+: (?P<m>[^\"]{1,400})"), "exit", 1,
+     "the model {model} could not be loaded: {m}", STRONG),
+    (re.compile(r":\d+: \[GPU \d+\] (?P<m>Peer GPU \d+ is not accessible)"), "exit", 255, "NVSHMEM: {m}", STRONG),
     (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m}", WEAK),
 )  # fmt: skip
@@ -138,7 +142,8 @@ _MAYBE = re.compile(
     r"rror|ERROR: |Lmod has|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to"
     r"|can't |No module| option "
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
-    r"|atchdog caught|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
+    r"|atchdog caught|atchdog timeout|not accessible|: F |^F\d"
+    r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
