@@ -59,6 +59,8 @@ _BOILERPLATE = re.compile(
     r"| This is an internal miniz error\.(?: This error can happen if .{0,400}\Z)?"
     r"|(?<=bytes)\. Error code 12 \(Cannot allocate memory\)"
     r"| Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\."
+    r"|\Aone of the variables needed for gradient computation has been (?=modified by an inplace)"
+    r"|, is at version \d+; expected version \d+ instead"
     r"| It is possible that dataloader's workers are out of shared memory\. Please try to raise .{0,40} limit\."
 )
 _NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] (?:[^.\n]{1,40}\. (?=\S))?")
@@ -93,6 +95,7 @@ _BY_VALIDATOR = re.compile(r"(?:Value error|Assertion failed), ")
 _ASIDE = re.compile(r" +\((?i:set|see|use|try|run|pass|you can) [^()\n]{1,200}\)\Z")
 # Where to read more is no reason.
 _SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
+_HINT = re.compile(r"(?<=.{40})\. (?:Hint|HINT|Note|NOTE): .*", re.DOTALL)
 _SHORT, _LEAST, _END_LIMIT = 100, 40, 200
 _ADVICE = re.compile(
     r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
@@ -214,7 +217,7 @@ def _of_field(why: str) -> str:
 
 def _without_advice(text: str) -> str:
     """Return a long message of one line without the sentences of general advice at its end."""
-    text = _ASIDE.sub("", text)
+    text = _HINT.sub(".", _ASIDE.sub("", text))
     head, border, rest = text.partition(". ")
     if border and len(rest) > _LEAST and _ADVICE.match(head.rpartition(": ")[2]):
         text = f"{head[: head.rfind(': ') + 2] if ': ' in head else ''}{rest}"

@@ -23,6 +23,7 @@ from ftslurm.failures.closing_lines import (
     is_summary,
     last_line,
     output_lines,
+    went_on,
 )
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.foreign_reason import LINES as FOREIGN
@@ -71,10 +72,11 @@ _CLOSING = re.compile(
     r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
 )
 _SKIPS = re.compile(r"(?i)\b(?:skipping|ignoring|continuing)\b")
-_TROUBLE = re.compile(
-    r"(?i)\b(?:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable|invalid|not found"
-    r"|no such|unknown|unreachable|timed out|exceeded)\b"
+TROUBLE = re.compile(
+    r"\w(?:Error|Exception)\b|\b(?i:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable"
+    r"|invalid|not found|no such|unknown|unreachable|timed out|exceeded)\b"
 )
+"""Words by which a line reports that something failed."""
 _COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
 _WARNING = re.compile(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
@@ -115,7 +117,9 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
         if not any(each.end > begin for each in found) and not any(map(STEP.search, lines[begin:end])):
             frames = () if foreign.frame is None else (foreign.frame,)
             return Witness(RUNTIME, cut_middle(foreign.text, TEXT_LIMIT), frames=frames)
-    return _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip())).from_end(end)
+    search = _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip()))
+    last = search.from_end(end)
+    return (search.by_hook(end) if last is None or last.kind == LOGGED else None) or last
 
 
 def _has(exception: ExceptionRecord, name: str) -> bool:
@@ -131,7 +135,7 @@ def line_before(text: str, exception: str) -> str:
     while above and (is_summary(above[-1]) or not above[-1].strip()):
         above.pop()
     line = last_line("\n".join(above))
-    return "" if OF_LOG.match(line) or GOES_ON.search(line) or AFTERMATH.match(line) else line
+    return "" if went_on(line) or AFTERMATH.match(line) else line
 
 
 def error_before(text: str, exception: str, *, mild: bool = False) -> str:
@@ -157,7 +161,7 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
         if not line.strip():
             continue
         known = OF_LOG.match(line) and not (mild and _WARNING.match(line))
-        if not _TROUBLE.search(line) or known or GOES_ON.search(line) or AFTERMATH.match(line):
+        if not TROUBLE.search(line) or known or GOES_ON.search(line) or AFTERMATH.match(line):
             break
         found.insert(0, line)
     return next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")
@@ -219,6 +223,13 @@ class _Search:
                     return logged or self._long_message(at, remaining)
             at -= 1
         return logged
+
+    def by_hook(self, end: int) -> Witness | None:
+        """Return the traceback by torch's hook, which ended its process, below which only a wrapper prints."""
+        found = [each for each in self.found if each.rank is not None and not each.ignored and each.end <= end]
+        if not found or any(map(STEP.search, self.lines[found[-1].end : end])):
+            return None
+        return self._of(self._first_of_ranks(found[-1], found[:-1]))
 
     def _was_skipped(self, last: Traceback) -> bool:
         """Whether the logger's line above a traceback tells that its program goes on without what failed."""

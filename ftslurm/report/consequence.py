@@ -144,12 +144,28 @@ def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
     for rank in found.ranks[:RANKS_SHOWN]:
         where = stack_place(files, rank) if found.kind == ABSENT else ""
         lines += [f"rank {rank} was {where}"] if where else []
-        text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
-        # A line that is indented continues a warning.
-        ends = (line.rstrip() for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace())
-        last = next((line for line in ends if "Warning: " not in line), "")
-        lines += [f'the stderr of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"'] if last else []
+        lines += stderr_end(files, rank)
     return lines
+
+
+def stderr_end(files: RoundFiles, rank: int, *, of_trouble: bool = False) -> tuple[str, ...]:
+    """Return the last line of a rank's stderr, as a sentence; empty: there is none.
+
+    Args:
+        files: the round.
+        rank: the rank.
+        of_trouble: whether only a line counts that reports a failure, and that no other rank has.
+    """
+    text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
+    # A line that is indented continues a warning.
+    ends = (line.rstrip() for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace())
+    last = next((line for line in ends if "Warning: " not in line), "")
+    if last and of_trouble:
+        from ftslurm.failures.stderr_witness import TROUBLE
+
+        others = (tail for other, tails in files.tails.items() if other != rank for tail in tails)
+        last = last if TROUBLE.search(last) and not any(last in tail.text for tail in others) else ""
+    return (f'the stderr of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"',) if last else ()
 
 
 def last_words(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequence[str]) -> list[str]:

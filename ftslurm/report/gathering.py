@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 SMALL_LIMIT = 64 * KIB
 STATE_LIMIT = 64 * 1024 * KIB
 TAIL_LIMIT = 64 * KIB
-FLOOD_LIMIT = 1024 * KIB
+FLOOD_LIMIT = 4096 * KIB
 """Bytes that are read of the end of an output that is full of lines of one form; few of these are kept."""
 STATE_TRIES = 5
 # Older rounds are reported from the state alone: a run of a thousand rounds must not cause a million reads.

@@ -33,6 +33,7 @@ from ftslurm.monitor.triage import (
     tree,
 )
 from ftslurm.records.error import Frame as ExceptionFrame
+from ftslurm.report import consequence
 from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
@@ -183,6 +184,8 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     what = statement(found, files) if found.culprits else phrases.undecided(found)
     locked = plain.advice == _LOCKED
     dead = dead_threads(files, verdict)
+    left = found.culprits[:1] if found.kind == LEFT else ()
+    ends = [line for rank in left for line in consequence.stderr_end(files, rank) if line not in plain.remarks]
     return replace(
         plain,
         what=what,
@@ -192,7 +195,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
         ranks=ranges(ranks),
         advice=plain.advice if locked else phrases.advice(found),
         evidence=(*plain.evidence, COLLECTIVES),
-        remarks=(*plain.remarks, *([dead] if dead else [])),
+        remarks=(*plain.remarks, *ends, *([dead] if dead else [])),
         hang={
             **(plain.hang or {}),
             "verdict": COLLECTIVES if found.culprits else f"{COLLECTIVES}-{PARTIES}",
@@ -234,12 +237,14 @@ def _raised_before(files: RoundFiles, rank: int) -> tuple[str, ...]:
     """Return the traceback with which the stderr of the only suspect ends: it may be cleaning up after it."""
     text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
     if HEADER not in text:
-        return ()
+        return consequence.stderr_end(files, rank, of_trouble=True)
     from ftslurm.failures.stderr_witness import TRACEBACK, witness
 
     found = witness(text)
     if found is None or found.kind != TRACEBACK or found.thread:
         return ()
+    if any(found.text in tail.text for other, tails in files.tails.items() if other != rank for tail in tails):
+        return ()  # others went on after it
     place = f" at {_place_of(found.frames[-1])}" if found.frames else ""
     return (f"the stderr of rank {rank} ends with a traceback: {found.text}{place}",)
 

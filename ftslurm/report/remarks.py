@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line
@@ -28,6 +29,9 @@ _TRIED = re.compile(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
     r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
 )
+SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -e, set -o pipefail)"
+RECURSION = 40
+"""Equal calls on the stack of a crash; faulthandler prints no more than 100."""
 _FORWARD = "Traceback of forward call that caused the error:"
 _FRAME = re.compile(r'(?m)^ {2}File "([^"\n]{1,4096})", line (\d{1,9}), in (\S{1,200})$')
 SURVIVED_TYPES = frozenset(
@@ -51,7 +55,9 @@ def of_rank(
         reported = []
     return (
         *dead,
+        *([SWALLOWED] if worker.exit_code == 0 else []),
         *_native_thread(worker),
+        *_recursion(worker),
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
         *_others_named(files, worker),
@@ -108,10 +114,20 @@ def _others_named(files: RoundFiles, worker: FailedWorker) -> list[str]:
     return [f"rank {rank} had not failed: it was {place}" for rank, place in found if place]
 
 
+def _recursion(worker: FailedWorker) -> list[str]:
+    """Return the call that fills the stack of a crash: its thread had no room left for one more."""
+    frame, count = Counter(worker.frames).most_common(1)[0] if worker.signal and worker.frames else (None, 0)
+    if frame is None or count < RECURSION:
+        return []
+    return [f"its stack is full of calls of {frame.place.rpartition('/')[2]}: an endless recursion"]
+
+
 def _forward_call(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     """Return which call of the forward pass gave what torch's anomaly detection found wrong with its gradient."""
     text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
-    if worker.exception is None or "returned nan values" not in worker.exception.message or _FORWARD not in text:
+    wrong = ("returned nan values", "modified by an inplace operation")
+    message = worker.exception.message if worker.exception is not None else ""
+    if _FORWARD not in text or not any(each in message for each in wrong):
         return []
     frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(text.rpartition(_FORWARD)[2])]
     own = [frame for frame in frames if not is_library(frame.file)]

@@ -1,18 +1,20 @@
-"""Ranks of a run that succeeded, by their exit codes, whose output ends with a traceback (pure).
+"""Ranks that ended with exit code 0, and whose output ends with a traceback (pure).
 
-The exit code of ``python train.py | tee log`` in a shell is that of ``tee``. What such a rank reports is success, and
-so is the run; the report says what its output shows.
+The exit code of ``python train.py | tee log`` in a shell is that of ``tee``. What such a rank reports is success. If
+all ranks end so, the run succeeds, and the report says what the output shows; if others fail because of it, it is
+the first failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from ftslurm.failures.causes import Cause
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import by_distributed
 from ftslurm.report.facts import LogTail, RoundFiles, Worker
-from ftslurm.report.failed_worker import LIVED_ON_NS
+from ftslurm.report.failed_worker import LIVED_ON_NS, FailedWorker, failed_worker_of, judge
 from ftslurm.text import cut_middle, plural
 
 RANKS_READ = 64
@@ -53,6 +55,24 @@ def swallowed(files: RoundFiles) -> str:
         f"rank {rank} ended with exit code 0, though its output ends with a traceback{more}: {text}; a pipe or ||"
         " hides exit codes: set -e, set -o pipefail"
     )
+
+
+def swallowed_failure(files: RoundFiles, ranks: Collection[int], rows: Sequence[Cause]) -> FailedWorker | None:
+    """Return the failure of one of these ranks that had ended with exit code 0; None: no output ends with a failure.
+
+    Args:
+        files: the round, with the ends of its ranks' outputs.
+        ranks: that had ended with exit code 0.
+        rows: the catalogue of causes.
+    """
+    for node in files.nodes:
+        for worker in node.workers:
+            tails = files.tails.get(worker.rank, ()) if worker.rank in ranks else ()
+            if any(not each.follows for each in _ended(worker, tails)):
+                found = judge(failed_worker_of(worker.rank, (node, worker), None, None, ""), tails, rows)
+                if found.exception is not None:
+                    return found
+    return None
 
 
 def _ended(worker: Worker, tails: tuple[LogTail, ...]) -> Iterator[_Ended]:

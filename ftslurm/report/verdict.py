@@ -218,6 +218,7 @@ def _first(
         return health.with_proofs(snapshot, lost_failure(snapshot, files, entry, nodes, this.last_step)), found
     if not found:
         return None, []
+    found = [*_swallowed(snapshot, clocks, this, found), *found]
     awaited = _awaited(this, found)
     if awaited is not None:
         return health.with_proofs(snapshot, awaited), found
@@ -232,6 +233,21 @@ def _first(
         return health.with_proofs(snapshot, missing), found
     first = _of_worker(snapshot, clocks, replace(this, failed=found))
     return replace(first, overshadowed=overshadowing(snapshot, files, entry, found[0])), found[1:]
+
+
+def _swallowed(
+    snapshot: Snapshot, clocks: Clocks, this: RoundVerdict, found: Sequence[FailedWorker]
+) -> list[FailedWorker]:
+    """Return the failure behind the exit code 0 of a rank whose end broke the connections of the others, if any."""
+    if not found[0].cause.cascade:
+        return []
+    source = consequence.origin(this.files, clocks, found, this.following)
+    if source is None or source.kind != consequence.FINISHED:
+        return []
+    from ftslurm.report.swallowed import swallowed_failure
+
+    hidden = swallowed_failure(this.files, source.ranks, snapshot.causes)
+    return [] if hidden is None else [hidden]
 
 
 def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure | None:
@@ -445,7 +461,9 @@ def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | No
     from ftslurm.report.hang import dead_threads, finished_ranks
     from ftslurm.report.standstill import standstill
 
-    more = (dead_threads(files, found), finished_ranks(found))
+    suspects = [rank for group in found.suspects for rank in group.ranks]
+    ends = consequence.stderr_end(files, suspects[0], of_trouble=True) if len(suspects) == 1 else ()
+    more = (dead_threads(files, found), *ends, finished_ranks(found))
     remark = "; ".join(part for part in more if part)
     if records is not None:
         from ftslurm.report.collectives import decides, place_of, text_of, triage_by

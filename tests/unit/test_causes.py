@@ -217,6 +217,7 @@ POSITIVE = [
     ("signal", signal("SIGUSR2")),
     ("shell-killed", ended(137)),
     ("shell-crashed", ended(139)),
+    ("shell-crashed", ended(139, tail="run.sh: line 3: 77 Segmentation fault      (core dumped) python t.py\n")),
     ("shell-missing", ended(127)),
     ("exit", ended(3)),
     *PRIMARIES,
@@ -240,6 +241,7 @@ CASCADES = [
 ]
 DECOYS = [
     ("the word OOM in a log line", signal("SIGKILL", tail="INFO OOM score adjusted\nout of memory? no\n"), "sigkill"),
+    ("a program's own choice of a code", ended(139, tail="loader: checksum mismatch in shard 7\n"), "exit"),
     ("a user who prints Killed", ended(1, tail="Killed\n"), "exit"),
     ("a kill that the counter does not know", signal("SIGKILL", host_resources=NOBODY_COUNTED), "sigkill"),
     ("a kill for memory long before", signal("SIGKILL", host_resources=LONG_AGO), "sigkill"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from ftslurm.failures.catalogue.cause import GPU, OTHER_NODE, POINTLESS, PRIMARY, Cause
 from ftslurm.failures.predicates import ended, signal, tail
 from ftslurm.failures.retryability import PERHAPS
+
+_CRASHED = "Segmentation fault|Aborted|Bus error|core dumped"  # in a shell's report
 
 ROWS: tuple[Cause, ...] = (
     Cause("sigkill", "killed by SIGKILL, sender unknown", PRIMARY, signal("SIGKILL"),
@@ -46,7 +50,7 @@ ROWS: tuple[Cause, ...] = (
           not_for="an out-of-memory kill, without a counter as evidence", silent=True),
     Cause("shell-crashed", "a command of the script crashed", PRIMARY, ended(134, 135, 139),
           "A shell reports a crash by signal as 128 + its number.", not_for="a crash of the worker itself",
-          silent=True),
+          proof=lambda e: not e.tail or re.search(_CRASHED, e.tail) is not None, silent=True),
     Cause("shell-missing", "a command of the script could not be run", PRIMARY, ended(126, 127),
           "A shell's report of a command that does not exist (127) or is not executable (126).",
           not_for="the worker's own program", silent=True),
