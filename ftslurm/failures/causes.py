@@ -45,6 +45,7 @@ __all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"
 _SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
 _TITLED = (
     "address-space",
+    "no-directory",
     "checkpoint-mismatch",
     "weights-only",
     "ddp-unused",

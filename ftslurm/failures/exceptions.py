@@ -81,6 +81,7 @@ def _describe(error: BaseException, trace: TracebackType | None, links: int, see
     explicit = error.__cause__ is not None
     cause = follow(behind) if explicit else None
     context = follow(behind) if not explicit else None
+    hidden = error.__context__ if cause is None and context is None else None
     return ExceptionRecord(
         type=clean(type(error).__qualname__, 500),
         module=clean(type(error).__module__, 500),
@@ -90,11 +91,11 @@ def _describe(error: BaseException, trace: TracebackType | None, links: int, see
         cause=cause,
         context=context,
         exceptions=tuple(member for member in map(follow, _members(error)) if member is not None),
-        hidden=_hidden(error.__context__) if cause is None and context is None else "",
+        hidden=_hidden(hidden),
         frames_left_out=left_out,
         links_left_out=skipped if cause or context else 0,
         masks=context is not None and masks(error, trace),
-        output=_output(error),
+        output=_output(error) or _output(hidden),
     )
 
 
@@ -126,7 +127,7 @@ def _behind(error: BaseException, links: int) -> tuple[BaseException | None, int
     return chain[skipped], skipped
 
 
-def _output(error: BaseException) -> str:
+def _output(error: BaseException | None) -> str:
     """The end of what a child process wrote, of exceptions that have it: ``stderr``, else ``output``."""
     for name in ("stderr", "output", "stdout"):
         try:

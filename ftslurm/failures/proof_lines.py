@@ -86,7 +86,9 @@ def _resource_lines(evidence: Evidence, cause: Cause, resources: HostResources) 
         lines += _memory(evidence, resources)
     if cause.name == "file-size" and resources.file_limit is not None:
         lines.append(f"ulimit: files of at most {size(resources.file_limit)}")
-    lines += [_space(space) for space in resources.spaces if space.full or cause.name in _SPACE_ROWS]
+    # That others are not full says nothing on a disk that is.
+    shown = cause.name in _SPACE_ROWS and cause.name not in ("disk-full", "quota")
+    lines += [_space(space) for space in resources.spaces if space.full or shown]
     if evidence.signal in _CRASHES:
         lines += _core(evidence, resources)
     return lines + [f"unknown: {text}" for text in resources.unread if cause.name in _MEMORY_ROWS + _SPACE_ROWS]

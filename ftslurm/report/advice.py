@@ -7,9 +7,11 @@ the usual reason that the row advises to look for.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line, refusal
+from ftslurm.failures.own_code import is_library
 from ftslurm.failures.reason import is_code
 from ftslurm.report.alike import ALL, EVERY_NODE, Alike
 from ftslurm.report.facts import Attempt, LogTail
@@ -37,6 +39,9 @@ _OF_SIGNAL = {
     "SIGVTALRM": "A timer of its own (setitimer) had no handler.",
     "SIGPROF": "A timer of its own, or a profiler's, had no handler.",
 }
+_HIDING = re.compile(
+    r"cannot import name '[^']{1,100}' from (?:partially initialized module )?'(\w+)' .{0,60}\((/[^()\n]{1,400})\)"
+)
 _LARGE = 0.5
 """Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
 _OWN_MEMORY = re.compile(r"this process has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
@@ -197,6 +202,9 @@ def _refused_memory(worker: FailedWorker) -> str | None:
 def _import(worker: FailedWorker, same: Alike | None, attempt: Attempt | None) -> str | None:
     if attempt is None or attempt.python is None or worker.exception is None:
         return None
+    hiding = _HIDING.search(worker.exception.message)
+    if hiding is not None and hiding[1] in sys.stdlib_module_names and not is_library(hiding[2]):
+        return f"Rename {safe(hiding[2])}: it hides a module of Python that others import."
     if "circular import" in worker.exception.message or "partially initialized module" in worker.exception.message:
         return "Modules import each other: move one of the imports into a function, or what both need into a third."
     python = safe(attempt.python)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.causes import CASCADE
+from ftslurm.failures.own_code import is_library
 from ftslurm.report.layout import Style, by_sentences, shortened, with_short_paths, without_source
 from ftslurm.report.wording import (
     WORKER_KINDS,
@@ -95,7 +96,8 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
         return f"{text[:begin]}{shortened(text[begin:], max(room - begin, width // 2))}"
     titled = f"{subject(cause)}: {cause['title']}"
     # What the program itself raised says more than what it was raised from, which the title has.
-    own = cause["raised_in"] is None and not cause["cause"].startswith("dataloader")
+    raised = cause["raised_in"]
+    own = (raised is None or not is_library(raised["file"])) and not cause["cause"].startswith("dataloader")
     bare = without_source(description) if own else description
     return f"{titled} ({bare if len(titled) + len(bare) + 3 <= room else description})"
 

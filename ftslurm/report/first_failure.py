@@ -220,14 +220,30 @@ def _traceback(worker: FailedWorker) -> str | None:
 
 
 def _locations(worker: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict | None]:
-    """Return the innermost location in the user's own code and, if different, where it was raised."""
+    """Return the innermost location in the user's own code and, if different, where it was raised.
+
+    Of an exception that own code raised from another one, the latter is that of the first one.
+    """
     frames = worker.frames
     if not frames:
         return None, None
     own = _interrupted(frames, own_frame(frames))
     if worker.exception is not None and worker.exception.type == "RecursionError":
         own = _repeated(frames) or own
-    return _location(own, cwd), None if own is frames[-1] else _location(frames[-1], cwd)
+    raised = frames[-1] if own is not frames[-1] else _origin(worker, own)
+    return _location(own, cwd), None if raised is None else _location(raised, cwd)
+
+
+def _origin(worker: FailedWorker, own: Frame) -> Frame | None:
+    """Return the user's code that raised what an exception was raised from; None: there is none, or it is the same."""
+    first = worker.exception
+    while first is not None and first.cause is not None and first.cause.frames:
+        first = first.cause
+    if first is None or first is worker.exception:
+        return None
+    frame = own_frame(first.frames)
+    same = (frame.file, frame.function) == (own.file, own.function)
+    return None if same or is_library(frame.file) else frame
 
 
 def _repeated(frames: Sequence[Frame]) -> Frame | None:

@@ -211,7 +211,8 @@ def _of_tool(message: str, stderr: str) -> Witness | None:
 
 def _child_error(exception: ExceptionRecord) -> ExceptionRecord | None:
     """Return what reports a child process's end: the exception, or one that it was raised from or has as a member."""
-    if _OF_CHILD.search(exception.message):
+    # Its output is also that of an exception that it hides (``raise ... from None``).
+    if _OF_CHILD.search(exception.message) or (exception.output and _OF_CHILD.search(exception.hidden)):
         return exception
     behind = (exception.cause, handled(exception), *exception.exceptions)
     return next((found for each in behind if each is not None and (found := _child_error(each)) is not None), None)

@@ -185,6 +185,15 @@ POSITIVE = [
     ("batch-script", ended(127, "cannot start torchrun: command not found (line 17 of the batch script)")),
     ("missing-program", ended(127, "cannot start trian: no such program in PATH")),
     ("disk-full", raised("OSError", "[Errno 28] No space left on device: '/ckpt/1.pt'")),
+    ("inotify-limit", raised("OSError", "[Errno 28] inotify watch limit reached")),
+    (
+        "no-directory",
+        raised(
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory",
+            frames=(Frame("<frozen posixpath>", 404, "abspath"),),
+        ),
+    ),
     ("quota", raised("OSError", "[Errno 122] Disk quota exceeded")),
     ("file-size", signal("SIGXFSZ")),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import OLDER_CHECKPOINT, OTHER_NODE, POINTLESS, PRIMARY, Cause
+from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.predicates import damaged, either, exception, not_saved, os_error, signal, with_path
 from ftslurm.failures.retryability import PERHAPS
 
@@ -11,6 +12,15 @@ _NOT_WRITTEN = exception(
     text="PytorchStreamWriter failed writing|unexpected pos [0-9]+ vs|basic_ios::clear: iostream error",
 )
 """What torch raises without a reason."""
+
+
+def _without_directory(e: Evidence) -> bool:
+    """Match a path that has no name: that of the working directory, which the system no longer knows."""
+    last = e.frames[-1] if e.frames else None
+    asks = last is not None and (last.function in ("abspath", "cwd", "realpath") or "getcwd" in (last.source or ""))
+    return e.exception == "FileNotFoundError" and e.message == "[Errno 2] No such file or directory" and asks
+
+
 ROWS: tuple[Cause, ...] = (
     Cause("checkpoint-damaged", "a checkpoint is damaged", PRIMARY, damaged,
           "Load an older one; a downloaded one may be incomplete, or a pointer of Git LFS. Write to a temporary name"
@@ -37,6 +47,13 @@ ROWS: tuple[Cause, ...] = (
     Cause("file-locks", "the filesystem gives no locks", PRIMARY, os_error(37),
           "The lock service of that filesystem is down or not mounted (flock): keep locks and caches on another one.",
           not_for="a lock that another process holds", restart=OTHER_NODE, behind=True),
+    Cause("inotify-limit", "the limit of inotify watches is reached", PRIMARY,
+          lambda e: os_error(24, 28)(e) and "inotify" in e.message,
+          "Watch fewer files, or have the administrators raise fs.inotify.max_user_watches and max_user_instances.",
+          not_for="a full disk", restart=OTHER_NODE, blame=PERHAPS),
+    Cause("no-directory", "the working directory no longer exists", PRIMARY, _without_directory,
+          "Something has removed it while the job ran: a cleanup, or a remounted filesystem.",
+          not_for="a path that does not exist"),
     Cause("disk-full", "disk full", PRIMARY, either(os_error(28), exception(text="No space left on device")),
           "Free space (or inodes) on that filesystem, or write elsewhere.",
           not_for="a quota, or a full /dev/shm behind a bus error", behind=True, blame=PERHAPS),
