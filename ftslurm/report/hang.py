@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.failures.exception_line import HEADER
-from ftslurm.failures.own_code import own_frame
-from ftslurm.monitor.faulthandler_text import Frame
+from ftslurm.failures.own_code import is_library, own_frame
+from ftslurm.monitor import stack_classifier
+from ftslurm.monitor.faulthandler_text import Frame, Reader
 from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
 from ftslurm.monitor.stacks_file import Stacks
 from ftslurm.monitor.triage import (
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
 
 PARTIES = "parties"
-PARTIES_NAMED = 3
+PARTIES_NAMED = THREADS_NAMED = 3
 GROUPS_KEPT, BRANCHES_FROM = 64, 6
 NATIVE_LINES = 60
 DEAD_ROOM = 90
@@ -141,7 +142,7 @@ def hang_failure(
     # The headline has no room for a long message.
     parties = has_parties(verdict) and sum(group.activity is not None for group in verdict.groups) > 1
     short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
-    remarks = _raised_before(files, rank) if len(suspect_ranks) == 1 else ()
+    remarks = (*_raised_before(files, rank), *_other_threads(files, rank)) if len(suspect_ranks) == 1 else ()
     plain = FirstFailure(
         round=files.number,
         kind=HANG,
@@ -249,6 +250,24 @@ def _raised_before(files: RoundFiles, rank: int) -> tuple[str, ...]:
     return (f"the stderr of rank {rank} ends with a traceback: {found.text}{place}",)
 
 
+def _other_threads(files: RoundFiles, rank: int) -> tuple[str, ...]:
+    """Return where the user's code is in other threads of a rank whose main thread waits for none of torch's calls.
+
+    One of them may hold the lock that it wants.
+    """
+    known = files.stacks.get(rank)
+    threads = Reader().threads(known.stacks.text) if known is not None else ()
+    main = next((each for each in threads if each.main and each.frames), None)
+    if main is None or ((activity := stack_classifier.classify(main.frames)).kind == WAITS and not activity.of_thread):
+        return ()
+    own = (
+        next((f for f in reversed(each.frames) if not is_library(f.file)), None) for each in threads if not each.main
+    )
+    places = [f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}" for frame in own if frame is not None]
+    which = "another thread" if len(places) == 1 else "other threads"
+    return (f"rank {rank} has {which} at {', '.join(places[:THREADS_NAMED])}",) if places else ()
+
+
 def dead_threads(files: RoundFiles, verdict: Triage) -> str:
     """Return which thread of a suspect an exception had ended, by its stderr; empty: none."""
     for rank in dict.fromkeys([*(rank for group in verdict.suspects for rank in group.ranks), *files.tails]):
@@ -343,15 +362,15 @@ def finished_ranks(verdict: Triage) -> str:
 
 
 def _place_and_others(verdict: Triage, hang: Failure, dead: str) -> str:
-    if has_parties(verdict):
+    if not verdict.suspects:
         parts = [group for group in verdict.groups if group.activity is not None]
         if len(parts) == 1:
             return f"hung {describe(parts[0])}{f': {dead}' if dead else ''}"
+        if not parts:
+            return f"hung: {dead or hang.message}"
         named = [f"{those(group)} {describe(group)}" for group in parts[:PARTIES_NAMED]]
         more = len(parts) - PARTIES_NAMED
         return f"hung: {', '.join(named)}{f', and {more} more places' if more > 0 else ''}"
-    if not verdict.suspects:
-        return f"hung: {dead or hang.message}"
     suspect = verdict.suspects[0]
     text = f"{describe(suspect)}{_function(suspect)}"
     if has_finished(suspect) or (is_ending(suspect) and verdict.verdict == NO_ANSWER):
