@@ -97,8 +97,8 @@ class Origin:
 
     @property
     def short(self) -> str:
-        """``rank 2 did not fail``."""
-        return f"{self.name} {'had finished' if self.kind == FINISHED else 'did not fail'}"
+        """``rank 2 had not failed``."""
+        return f"{self.name} {'had finished' if self.kind == FINISHED else 'had not failed'}"
 
     @property
     def text(self) -> str:

@@ -32,8 +32,8 @@ STALE_NS = 2_500_000_000
 class FailedWorker:
     """A failed worker with all its facts.
 
-    ``lines`` are the evidence as text; ``alone`` is the same as judged without the output of its child process, which
-    is not read of all ranks that fail alike; None: that adds nothing.
+    ``lines`` are the evidence as text; ``alone`` is the same as judged without its output or that of its child process,
+    which is not read of all ranks that fail alike; None: that adds nothing.
     """
 
     rank: int
@@ -349,6 +349,8 @@ def _with_output(plain: FailedWorker, output: OutputEvidence, stderr: str, rows:
     first = plain.what.split("\n", 1)[0]
     source = (*plain.evidence, "stderr" if output.source == "its stderr" else "output")
     inner = None
+    # Of others that ended themselves at the same place, the output is not read.
+    alone = plain if plain.frames else None
     if output.exception is not None:
         # The end itself is described below.
         raised = replace(
@@ -375,7 +377,7 @@ def _with_output(plain: FailedWorker, output: OutputEvidence, stderr: str, rows:
         # The shell's own line says what its exit code means.
         end = f"exit code {plain.exit_code}" if plain.cause.name.startswith("shell-") else first
         text = first if output.found.text in first else f"{end}: {output.found.text} (from {output.source})"
-        return replace(plain, what=text, frames=plain.frames or output.found.frames, evidence=source)
+        return replace(plain, what=text, frames=plain.frames or output.found.frames, evidence=source, alone=alone)
     text = inner.what.split("\n", 1)[0] if output.certain else output.found.text
     thread = f" in thread {output.found.thread}" if output.found.thread else ""
     # It started a launcher, whose ranks have other numbers.
@@ -391,6 +393,7 @@ def _with_output(plain: FailedWorker, output: OutputEvidence, stderr: str, rows:
         frames=inner.frames or plain.frames,
         traceback=output.found.lines or plain.traceback,
         evidence=source,
+        alone=alone,
     )
 
 

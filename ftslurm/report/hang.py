@@ -74,6 +74,7 @@ RECEIVES = frozenset(("recv", "irecv"))
 _RECEIVE = (
     "All wait to receive, and none sends: each recv needs a send of the other rank, before its own recv or with isend."
 )
+_ONE_RECEIVES = "It waits to receive: see which rank should have sent, and whether it did."
 _POLL = "They sleep there: see what they wait for, such as a file, a lock or another rank."
 _IMPORT = "They still import modules: a slow or busy filesystem, or a time-out that is too short for the start."
 _ENDING = (
@@ -184,6 +185,8 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     where = tuple(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))[:8]
     what = statement(found, files) if found.culprits else phrases.undecided(found)
     locked = plain.advice == _LOCKED
+    odd = [group for group in verdict.suspects if group.activity is not None and group.activity.activity in RECEIVES]
+    receives = len(found.culprits) == 1 == len(odd)
     dead = dead_threads(files, verdict)
     left = found.culprits[:1] if found.kind == LEFT else ()
     ends = [line for rank in left for line in consequence.stderr_end(files, rank) if line not in plain.remarks]
@@ -194,7 +197,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
         node=nodes.get(plain.rank if plain.rank is not None else -1, plain.node),
         nodes=where or plain.nodes,
         ranks=ranges(ranks),
-        advice=plain.advice if locked else phrases.advice(found),
+        advice=plain.advice if locked else _ONE_RECEIVES if receives else phrases.advice(found),
         evidence=(*plain.evidence, COLLECTIVES),
         remarks=(*plain.remarks, *ends, *([dead] if dead else [])),
         hang={

@@ -146,7 +146,7 @@ def _not_come(failure: Json) -> str:
 
 
 def follows(failure: Json) -> str:
-    """`` (rank 2 did not fail)``: what it follows from; empty if nothing is known of that."""
+    """`` (rank 2 had not failed)``: what it follows from; empty if nothing is known of that."""
     return f" ({failure['follows']})" if failure.get("follows") else ""
 
 

@@ -49,9 +49,9 @@ def test_a_rank_that_a_barrier_names_and_that_did_not_fail_is_what_the_others_wa
     run.fail(0, RuntimeError(BARRIER), frames=TORCH, after_s=0.05)
     cause, text = told(run.stop())
     # The rank that gave up names the culprit; the other one's connection broke because of that.
-    assert (cause["rank"], cause["role"], cause["follows"]) == (0, "cascade", "rank 3 did not fail")
+    assert (cause["rank"], cause["role"], cause["follows"]) == (0, "cascade", "rank 3 had not failed")
     assert "FAILED: rank 3 has not come to a monitored barrier, where rank 0 on n1 gave up" in text
-    assert "rank 3 did not fail: the others waited for it" in text
+    assert "rank 3 had not failed: the others waited for it" in text
 
 
 def test_a_rank_that_a_failure_names_in_its_own_words_is_told_with_its_place_if_it_had_not_failed(
