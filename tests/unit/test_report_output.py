@@ -1,0 +1,120 @@
+"""What the output of a rank adds to the headline: an exit code that hides a failure, a thread, a line at its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftslurm.report.pipeline import make_report
+from ftslurm.report.text import render
+from ftslurm.testing.runs import RunBuilder
+
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/w/train.py", line 7, in <module>
+    tok(line)
+  File "/w/train.py", line 6, in tok
+    return d["bos"]
+KeyError: 'bos'
+"""
+BY_HOOK = "".join(f"[rank1]: {line}\n" for line in TRACEBACK.splitlines())
+FRAME = ("/w/train.py", 14, "main", "sys.exit(1)")
+
+
+def report_of(run: RunBuilder) -> tuple[dict[str, Any], str]:
+    report = make_report(run.close("failed", "no restarts").write(), now_ns=run.now_ns + 10**9)
+    return report["cause"], " ".join(render(report, zone=time.gmtime).split())
+
+
+@pytest.mark.parametrize("printed", [BY_HOOK, TRACEBACK])
+def test_the_failure_behind_an_exit_code_0_is_the_first_one(tmp_path: Path, printed: str) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(1, printed).finish(1)
+    cause, text = report_of(run.fail(0, RuntimeError(CLOSED), after_s=0.5).stop())
+    assert (cause["rank"], cause["where"]["line"]) == (1, 6)
+    assert "FAILED: rank 1 on n1: KeyError: 'bos' (from its stderr); exit code 0" in text
+    assert "it ended with exit code 0: a pipe or || hides exit codes" in text
+
+
+def test_a_rank_that_finished_with_other_output_is_only_what_the_others_missed(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(1, f"{TRACEBACK}retrying\nstep 9\n").finish(1)
+    cause, _ = report_of(run.fail(0, RuntimeError(CLOSED), after_s=0.5).stop())
+    assert (cause["rank"], cause["follows"]) == (0, "rank 1 had finished")
+
+
+def test_what_a_wrapper_prints_below_a_traceback_by_torchs_hook_is_not_the_reason(tmp_path: Path) -> None:
+    noise = "rm: cannot remove '/s/lock': No such file or directory\numount: /mnt: not mounted\n"
+    run = RunBuilder(tmp_path, nodes=2).round().fail(1, record=False, log=f"{BY_HOOK}{noise}ERROR: failed, see above\n")
+    cause, text = report_of(run.stop())
+    assert "rank 1 on n1: KeyError: 'bos' (from its stderr)" in text and cause["where"]["line"] == 6
+
+
+def test_a_stack_full_of_one_call_is_a_recursion_without_end(tmp_path: Path) -> None:
+    stack = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007fe2dac22b80 (most recent call first):\n"
+    stack += '  File "/w/config.py", line 11 in __getattr__\n' * 99 + "  ...\n"
+    run = RunBuilder(tmp_path, nodes=2).round().fail(1, signal="SIGSEGV", record=False, log=stack)
+    _, text = report_of(run.stop())
+    assert "its stack is full of calls of config.py:11 in __getattr__: an endless recursion" in text
+
+
+def hung(tmp_path: Path, place: tuple[str, int, str], printed: str, others: str = "") -> str:
+    run = RunBuilder(tmp_path, nodes=2).round().log(1, printed).log(0, others)
+    waits = [("/w/train.py", 20, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
+    return report_of(run.hang(1, places={0: waits, 1: [place], 2: waits, 3: waits}).stop())[1]
+
+
+def test_the_last_line_of_a_hung_ranks_stderr_is_quoted_if_it_reports_trouble(tmp_path: Path) -> None:
+    line = "pump ended: ValueError('bad frame header 0x00')"
+    quoted = f'the stderr of rank 1 ends with "{line}"'
+    assert quoted in hung(tmp_path, ("/w/train.py", 18, "main"), f"{line}\n")
+    assert quoted not in hung(tmp_path / "b", ("/w/train.py", 18, "main"), f"{line}\n", f"{line}\nstep 4\n")
+    assert "ends with" not in hung(tmp_path / "c", ("/w/train.py", 18, "main"), "loaded 7 shards\n")
+
+
+def test_a_traceback_that_others_printed_and_lived_on_after_is_no_reason_of_a_hang(tmp_path: Path) -> None:
+    place = ("/w/train.py", 18, "main")
+    assert "ends with a traceback: KeyError: 'bos'" in hung(tmp_path, place, TRACEBACK)
+    assert "ends with a traceback" not in hung(tmp_path / "b", place, TRACEBACK, f"{TRACEBACK}mirror 1 ok\n")
+
+
+def test_the_users_other_threads_are_named_where_one_may_hold_what_a_rank_waits_for(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    waits = [("/w/train.py", 20, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
+    run.hang(1, places={0: waits, 1: [("/w/train.py", 17, "step")], 2: waits, 3: waits})
+    key = next(key for key in run.outputs if key[1:] == (1, "stacks"))
+    thread = 'Thread 0x00007f0000000001 (most recent call first):\n  File "/w/train.py", line 11 in saver\n\n'
+    begin = min(at for at in map(run.outputs[key].find, ("Current thread", "Thread 0x")) if at >= 0)
+    run.outputs[key] = run.outputs[key][:begin] + thread + run.outputs[key][begin:]
+    assert "rank 1 has another thread at train.py:11 in saver" in report_of(run.stop())[1]
+
+
+def test_ranks_that_end_themselves_at_one_place_fail_alike_whatever_each_has_printed(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank in range(4):
+        line = f"2026-11-26 15:30:04|ERROR|r{rank}|loss is NaN at step 3, giving up\n"
+        run.fail(rank, SystemExit(1), frames=(FRAME,), after_s=0.01, log=line)
+    _, text = report_of(run.stop())
+    assert "FAILED: all 4 ranks: r0|loss is NaN at step 3, giving up (from its stderr)" in text
+
+
+def test_where_an_exception_was_raised_that_own_code_passed_on_is_shown(tmp_path: Path) -> None:
+    class TrainerError(Exception):
+        pass
+
+    def callback() -> None:
+        raise AttributeError("no attribute 'norm'")
+
+    try:
+        try:
+            callback()
+        except AttributeError as error:
+            raise TrainerError("callback failed") from error
+    except TrainerError as raised:
+        run = RunBuilder(tmp_path, nodes=2).round()
+        run.fail(1, raised, frames=(("/w/trainer.py", 13, "call", "raise TrainerError(...) from e"),))
+    cause, text = report_of(run.stop())
+    assert "at /w/trainer.py:13 in call" in text
+    assert cause["raised_in"]["function"] == "callback" and "(raised in test_report_output.py:" in text
