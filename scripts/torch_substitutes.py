@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.torchrun.backend import SharedFSBackend
+from ftslurm.torchrun.dynamic import SharedFSBackend
 
 
 class StateBackend(SharedFSBackend):

@@ -437,7 +437,7 @@ def _settings(checked: CheckedRun, run: RunDirectory, logs: str, supervisor: Sup
 
 def _print_last_report(kept: str, state: State, record: NodeRecord) -> None:
     """Print this node's report of a run whose directory has vanished, if it was the coordinator or had a failure."""
-    from ftslurm.job_end.last_report import last_report
+    from ftslurm.job_end.after_run import last_report
 
     concerned = record.failure is not None or state.coordinator.incarnation == record.incarnation
     if concerned and (report := last_report(kept, state, record)):

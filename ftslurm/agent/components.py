@@ -35,8 +35,7 @@ from ftslurm.agent.rank_monitor import RankMonitor
 from ftslurm.agent.revocation import Revocation
 from ftslurm.agent.settings import AgentSettings
 from ftslurm.agent.stop_pages import StopPages
-from ftslurm.agent.stop_parts import StopParts
-from ftslurm.agent.stop_signals import StopSignals
+from ftslurm.agent.stop_parts import StopParts, StopSignals
 from ftslurm.agent.worker_exits import WorkerExits
 from ftslurm.agent.workers import Workers
 from ftslurm.dataclasses import dataclass, replace

@@ -3,7 +3,7 @@
 Everything works without it, only later, and with more reads: a datagram may be lost or blocked at will. A wake-up
 carries no data, and it counts only with a code by this agent's incarnation, which is in the run directory. Signs are
 judged by `ftslurm.rendezvous.contacts`. Unwanted datagrams cost little: a flooded node closes its doorbell for a while,
-and the rate of reads caused by wakes is bounded, too (`ftslurm.rendezvous.wake_budget.WAKE_SHARE`).
+and the rate of reads caused by wakes is bounded, too (`ftslurm.rendezvous.pace.WAKE_SHARE`).
 
 A datagram to an agent that has ended is refused by its host's kernel, which the sender reads from its error queue.
 """

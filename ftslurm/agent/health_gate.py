@@ -8,11 +8,13 @@ finding, for later jobs too, or withdraws it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from ftslurm.agent.option_groups import ACT, OFF, HealthOptions
 from ftslurm.health.check import BACKGROUND, CONFIRM, QUICK, THOROUGH
-from ftslurm.health.node_health import health_of
 from ftslurm.health.result import RunResult
-from ftslurm.records.health import FAIL, Health, HealthFinding
+from ftslurm.health.verdict import Finding, Verdict, worst
+from ftslurm.records.health import FAIL, SEVERITY, WARN, Health, HealthFinding
 from ftslurm.records.state import BY_NODE, Failure
 
 FRESH_S = 60.0
@@ -25,6 +27,9 @@ HAPPENED = (FAILURE, XID)
 HOLD_S = 120.0
 """Seconds that an error reported by hardware (an Xid, a CUDA error) keeps a node unhealthy, whatever a check finds: a
 GPU that fails under load is often healthy when idle."""
+KEPT = 16
+"""Findings in a node record, the worst first; `ftslurm health` on the node shows them all."""
+_TEXT_LIMIT = 300
 
 
 class HealthGate:
@@ -130,13 +135,13 @@ class HealthGate:
             # Without a result the old findings stay, but held events expire.
             if self.health is not None:
                 still = [*self._held_findings(), *self._old()]
-                self.health = health_of((), self.health.set, self.health.checked_ns, self.health, still)
+                self.health = _health_of((), self.health.set, self.health.checked_ns, self.health, still)
         else:
             self._checked_at = now_s
             names = {one.check for one in result.verdicts}
             # A smaller set does not withdraw findings of checks that it does not contain.
             kept = [old for old in self._old() if old.check not in names]
-            self.health = health_of(result.verdicts, set_, now_ns, self.health, [*self._held_findings(), *kept])
+            self.health = _health_of(result.verdicts, set_, now_ns, self.health, [*self._held_findings(), *kept])
         self._plan(now_s)
         found = self.health.findings if self.health else ()
         if self.unconfirmed and result is not None and set_ != CONFIRM and not self._busy and self._options.mode == ACT:
@@ -181,8 +186,42 @@ class HealthGate:
 
     def _publish_held(self, set_: str, now_ns: int) -> None:
         if self._held:
-            self.health = health_of((), set_, now_ns, self.health, [*self._held_findings(), *self._old()])
+            self.health = _health_of((), set_, now_ns, self.health, [*self._held_findings(), *self._old()])
 
 
 def _same(one: HealthFinding, other: HealthFinding) -> bool:
     return (one.check, one.subject, one.text) == (other.check, other.subject, other.text)
+
+
+def _health_of(
+    verdicts: Iterable[Verdict], set_: str, now_ns: int, before: Health | None, more: Sequence[HealthFinding] = ()
+) -> Health:
+    """Return the health for the node record from a run's verdicts.
+
+    Args:
+        before: the previous health: persistent findings keep their first time, and stay confirmed.
+        more: findings from events instead of checks (an Xid event).
+    """
+    known = {(old.check, old.subject): old for old in (before.findings if before else ())}
+    found = [
+        HealthFinding(
+            one.check,
+            finding.status,
+            finding.subject[:_TEXT_LIMIT],
+            finding.text[:_TEXT_LIMIT],
+            finding.advice[:_TEXT_LIMIT],
+            *_past(known.get((one.check, finding.subject)), finding, now_ns, set_),
+        )
+        for one in verdicts
+        for finding in one.findings
+    ]
+    wrong = [one for one in (*more, *found) if one.status in (WARN, FAIL)]
+    kept = sorted(wrong, key=lambda one: -SEVERITY.index(one.status))[:KEPT]
+    return Health(worst(one.status for one in kept), now_ns, set_, tuple(kept))
+
+
+def _past(old: HealthFinding | None, finding: Finding, now_ns: int, set_: str) -> tuple[int, bool]:
+    """Return the finding's first time, and whether it is confirmed."""
+    if old is None:
+        return now_ns, set_ == CONFIRM
+    return old.since_ns, set_ == CONFIRM or (old.confirmed and old.status == finding.status)

@@ -1,4 +1,4 @@
-"""Resources of the workers' host: the kernel's count of out-of-memory kills, and free space in local filesystems.
+"""Resources of the workers' host: memory, the kernel's count of out-of-memory kills, free space in local filesystems.
 
 All reads are of /proc, of the cgroup tree and of node-local filesystems: nothing here can hang with the shared
 directory. A value that cannot be read is reported as such, never taken for zero.
@@ -119,7 +119,7 @@ class ResourceSampler:
             core_limit=self._core_limit,
             core_pattern=_read(f"{self._root}/proc/sys/kernel/core_pattern").strip()[:200],
             unread=(*self.unread, *unread),
-            memory_total=read_kib(f"{self._root}/proc/meminfo", "MemTotal"),
+            memory_total=_kib(f"{self._root}/proc/meminfo", "MemTotal"),
             least_available=self._least_available(),
             cpu_limit_s=self._cpu_limit_s if self._cpu_limit_s >= 0 else None,
         )
@@ -145,7 +145,7 @@ class ResourceSampler:
         if before is None or now is None:
             return None
         # Version 1 counts each time that a limit was met, also where dropping caches was enough.
-        total = read_kib(f"{self._root}/proc/meminfo", "MemTotal")
+        total = _kib(f"{self._root}/proc/meminfo", "MemTotal")
         return now > before and (counter.version == 2 or not is_exhausted(total, self._least_available()))
 
     def _least_available(self) -> int | None:
@@ -157,7 +157,7 @@ class ResourceSampler:
             None if self.counter is None else kills(self.counter),
             None if self.counter is None else times_at_limit(self.counter),
             _field(_read(f"{self._root}/proc/vmstat"), "oom_kill"),
-            read_kib(f"{self._root}/proc/meminfo", "MemAvailable"),
+            _kib(f"{self._root}/proc/meminfo", "MemAvailable"),
             tuple(self._free(path) for _, path in self._places),
         )
 
@@ -259,7 +259,7 @@ def times_at_limit(counter: Counter) -> int | None:
 
 def _limits(counter: Counter) -> tuple[int | None, int | None]:
     """The smallest limit that holds for the cgroup, and the most memory that it had."""
-    names = ("memory.max", "memory.peak") if counter.version == 2 else _V1
+    names = ("memory.max", "memory.peak") if counter.version == 2 else _PEAK_V1
     limit: int | None = None
     directory = counter.directory
     while directory and (text := _read(f"{directory}/{names[0]}")):
@@ -270,7 +270,37 @@ def _limits(counter: Counter) -> tuple[int | None, int | None]:
     return limit, _number(_read(f"{counter.directory}/{names[1]}"))
 
 
-_V1 = ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
+def available_memory(root: str = "") -> tuple[int, int] | None:
+    """Return the bytes that are available and those that there are, of the host or of the narrowest cgroup.
+
+    Args:
+        root: where /proc and /sys are, for tests.
+
+    Returns:
+        None: unknown.
+    """
+    total, available = (_kib(f"{root}/proc/meminfo", name) for name in ("MemTotal", "MemAvailable"))
+    if total is None or available is None:
+        return None
+    counter = find_counter(root, [])
+    if counter is None:
+        return available, total
+    limit_file, usage_file, stat_file, cache = _USED_V2 if counter.version == 2 else _USED_V1
+    directory = counter.directory
+    while directory and directory.startswith(f"{root}/sys/fs/cgroup"):
+        limit, usage = (_number(_read(f"{directory}/{name}")) for name in (limit_file, usage_file))
+        if limit is not None and usage is not None and limit < _NO_LIMIT:
+            # Cached files make room, as those of MemAvailable.
+            left = max(0, limit - usage + (_field(_read(f"{directory}/{stat_file}"), cache) or 0))
+            if left < available:
+                available, total = left, limit
+        directory = directory.rpartition("/")[0]
+    return available, total
+
+
+_PEAK_V1 = ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
+_USED_V2 = ("memory.max", "memory.current", "memory.stat", "inactive_file")
+_USED_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
 _NO_LIMIT = 1 << 60  # version 1 represents "none" by its largest number
 
 
@@ -295,17 +325,7 @@ def _field(text: str, name: str) -> int | None:
     return None
 
 
-def read_field(path: str, name: str) -> int | None:
-    """Return the number after that name in a file of such lines; None: there is none."""
-    return _field(_read(path), name)
-
-
-def read_number(path: str) -> int | None:
-    """Return the number that a file has; None: it has none."""
-    return _number(_read(path))
-
-
-def read_kib(path: str, name: str) -> int | None:
+def _kib(path: str, name: str) -> int | None:
     """Return a field of /proc/meminfo, in bytes; None: there is none."""
     for line in _read(path).splitlines():
         key, _, value = line.partition(":")

@@ -10,8 +10,7 @@ from pathlib import Path
 from ftslurm.records.codec import write_record
 from ftslurm.records.submission import Chain, Submission
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.sharedfs.job_runs import first_run
-from ftslurm.sharedfs.pointer import leave_pointer
+from ftslurm.sharedfs.job_runs import first_run, leave_pointer
 from ftslurm.sharedfs.publish import publish, publish_once
 from ftslurm.sharedfs.rundir import RUNS_FOLDER, RunDirectory
 from ftslurm.slurm.environment import SlurmJob

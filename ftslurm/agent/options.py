@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.agent.environment import BOTH
-from ftslurm.agent.log_level import verbosity
 from ftslurm.agent.option_definition import Option
 from ftslurm.agent.option_groups import ACT, AUTO, OFF, ProgramOptions, RunOptions
 from ftslurm.agent.option_help import USAGE
@@ -14,14 +13,16 @@ from ftslurm.agent.option_line import OptionLine
 from ftslurm.agent.option_table import GROUPS, OPTIONS
 from ftslurm.agent.torchrun_options import SHUTDOWN_TIMEOUT, variable_of
 from ftslurm.monitor.timeouts import timeouts_json
-from ftslurm.terminal import UsageError
+from ftslurm.terminal import DEBUG, ERROR, INFO, LEVELS, WARNING, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-
 DEFAULT_HEARTBEAT_S, DEFAULT_GRACE_S = 3.0, 15.0
+LEVEL_VARIABLE, TORCHRUNS_LEVEL = "FTSLURM_LOG_LEVEL", "LOGLEVEL"
+"""The variables with the log level, by priority; torchrun reads the second one."""
+_LEVEL_ALIASES = {"critical": ERROR, "fatal": ERROR, "warn": WARNING, "notset": DEBUG}
 
 
 def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOptions:
@@ -62,7 +63,7 @@ def parse_run(arguments: Sequence[str], environment: Mapping[str, str]) -> RunOp
         raise UsageError(f"{wrong}: expected at least twice --heartbeat ({values['heartbeat']:g})")
     fields = {group.name: {option.field: values[option.name] for option in group.options} for group in GROUPS}
     fields["program"].update(name=program, arguments=tuple(rest))
-    fields["output"].update(chosen=chosen, **verbosity(given, values, environment))
+    fields["output"].update(chosen=chosen, **_verbosity(given, values, environment))
     fields["stop"].update(grace_s=values["grace"])
     if values["grace"] is None:
         fields["timing"].update(grace_s=DEFAULT_GRACE_S)
@@ -88,6 +89,43 @@ def _value(option: Option, given: Mapping[str, str], environment: Mapping[str, s
         if variable is not None and environment.get(variable):
             return option.read(f"{variable} (in the environment)", environment[variable])
     return option.default
+
+
+def _verbosity(given: Collection[str], values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return how much ftslurm says: the fields `quiet`, `verbose` and `level` of the output's options.
+
+    Args:
+        given: names of the options on the command line.
+        values: of all options.
+
+    Raises:
+        UsageError: both are given, or `FTSLURM_LOG_LEVEL` is no level; one line. `LOGLEVEL` is other programs', too:
+            what is no level has no effect there.
+    """
+    # What is typed wins over a site's default of the other one.
+    typed = [name for name in ("quiet", "verbose") if name in given]
+    quiet, verbose = (name in typed if typed else values[name] for name in ("quiet", "verbose"))
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose: only one of them makes sense")
+    level = ERROR if quiet else DEBUG if verbose else _level_in(environment)
+    return {"quiet": quiet, "verbose": verbose, "level": level}
+
+
+def _level_in(environment: Mapping[str, str]) -> int:
+    text = environment.get(LEVEL_VARIABLE)
+    level = _parse_level(text or environment.get(TORCHRUNS_LEVEL, ""))
+    if level is None and text:
+        raise UsageError(f"{LEVEL_VARIABLE} (in the environment): expected one of {', '.join(LEVELS)}, found {text!r}")
+    return INFO if level is None else level
+
+
+def _parse_level(text: str) -> int | None:
+    """Return the level with a name, or number, of Python's `logging`; None: it is none."""
+    name = text.strip().lower()
+    if name.isascii() and name.isdecimal() and len(name) < 10:
+        # As in logging, a line is shown if its level is at least this one; errors always are.
+        return next((level for level in sorted(LEVELS.values()) if level >= int(name)), ERROR)
+    return LEVELS.get(name, _LEVEL_ALIASES.get(name))
 
 
 def options_record(options: RunOptions) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from ftslurm.agent.preflight import (
     warn_of_misspelt,
 )
 from ftslurm.agent.torchrun_options import WrongOptions
+from ftslurm.kernel import parent_of
 from ftslurm.records.state import EXIT_USAGE
 from ftslurm.sharedfs.rundir import RunDirectory, RunDirectoryError, check_name
 from ftslurm.terminal import WARNING, UsageError, complain
@@ -28,6 +30,9 @@ from ftslurm.terminal import WARNING, UsageError, complain
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ftslurm.slurm.facts import JobFacts
+
+_STEP_TITLE = re.compile(rb"slurmstepd: \[\d+\.(\w+)")
+ANCESTORS = 64
 
 
 def prepare(arguments: Sequence[str]) -> int:
@@ -123,11 +128,30 @@ def _step_above() -> str | None:
     """Return the number of the srun step whose task this is, which holds what the agents' step would wait for."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
-    from ftslurm.slurm.own_step import own_step
-
     overlaps = "--overlap" in os.environ.get("FTSRUN_SRUN_ARGS", "").split() or "SLURM_OVERLAP" in os.environ
     step = None if overlaps else own_step()
     return step if step is not None and step.isdecimal() else None
+
+
+def own_step() -> str | None:
+    """Return the Slurm step that this process really is in, "0" or "batch", by the title of its slurmstepd.
+
+    Variables do not prove it: a batch script that was submitted inside a step inherits that step's. None: no slurmstepd
+    is visible above this process.
+    """
+    pid: int | None = os.getpid()
+    for _ in range(ANCESTORS):
+        pid = parent_of(pid) if pid else None
+        if not pid:
+            return None
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                title = _STEP_TITLE.match(file.read(200))
+        except OSError:
+            return None
+        if title is not None:
+            return title[1].decode()
+    return None
 
 
 def _refuse_place(step: str | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ftslurm.agent.actions import StandbyEnded
 from ftslurm.agent.containment import STANDBY, Containment
-from ftslurm.agent.host_memory import available_memory
+from ftslurm.agent.host_resources import available_memory
 from ftslurm.agent.option_groups import AUTO
 from ftslurm.agent.output import Console
 from ftslurm.agent.settings import AgentSettings

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ftslurm.command_line import CommandParser
+from ftslurm.completion.scripts import SCRIPTS
 from ftslurm.completion.words import Command, commands
 from ftslurm.terminal import show
-
-SHELLS = ("bash", "zsh", "fish")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,8 +18,7 @@ def main(argv: Sequence[str]) -> int:
         options = _parser().parse_args(argv)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
-    module = import_module(f"ftslurm.completion.{options.shell}")
-    show(module.render(all_commands()))
+    show(SCRIPTS[options.shell](all_commands()))
     return 0
 
 
@@ -46,5 +44,5 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="ftslurm completion", description="Print a script that completes ftslurm and ftsrun in your shell."
     )
-    parser.add_argument("shell", choices=SHELLS, metavar="bash|zsh|fish", help="the shell")
+    parser.add_argument("shell", choices=tuple(SCRIPTS), metavar="bash|zsh|fish", help="the shell")
     return parser

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ftslurm.dataclasses import replace
-from ftslurm.records.event_log import LoggedEvent
+from ftslurm.records.event import LoggedEvent
 from ftslurm.records.state import FORMING, HANG, RUNNING, SUCCEEDED, Failure, LostNode, RoundHistory, State
 from ftslurm.records.stop import ANY_STEP
 from ftslurm.slurm.nodelist import NodeListError, compress

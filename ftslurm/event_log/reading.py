@@ -11,7 +11,7 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.event_log.entries import KINDS, REQUEUE, VERDICT, events_of, identity
 from ftslurm.event_log.writer import FILE_LIMIT
 from ftslurm.records.codec import BadFile, read_record, record_in
-from ftslurm.records.event_log import LoggedEvent
+from ftslurm.records.event import LoggedEvent
 from ftslurm.records.verdict import AttemptVerdict, Requeued
 from ftslurm.sharedfs.bounded_read import Malformed, list_directory, parse_json, read_file
 from ftslurm.status.snapshot import read

@@ -5,7 +5,7 @@ key             meaning
 =============== =======================================================================================================
 schema, version "ftslurm/event-history", 1
 run, directory  the run's name, and its directory
-events          the earliest first, as `ftslurm.records.event_log.LoggedEvent`, without what is None
+events          the earliest first, as `ftslurm.records.event.LoggedEvent`, without what is None
 problems        lines on what cannot be read
 =============== =======================================================================================================
 """

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from ftslurm.event_log.entries import EXCLUDED, NO_LONGER_EXCLUDED, TEXT_LIMIT, identity, new_events
 from ftslurm.records.codec import write_record
-from ftslurm.records.event_log import LoggedEvent
+from ftslurm.records.event import LoggedEvent
 from ftslurm.records.state import State
 from ftslurm.sharedfs.ownership import open_own_log
 from ftslurm.sharedfs.rundir import RunDirectory

@@ -4,15 +4,25 @@ A process that gets no CPU, on a node with a load of 40 or in a cgroup limited t
 one whose driver hangs. The kernel's accounting distinguishes them: one waits in a run queue, the other sleeps in the
 driver.
 
-Sources: the kernel's Documentation/scheduler/sched-stats.rst (schedstat), proc_pid_stat(5) (state).
+While the whole node stalls for memory or storage, by the kernel's pressure information, a time-out is no evidence about
+a device either. A kernel without that information (RHEL's, unless started with `psi=1`) counts as one without pressure.
+
+Sources: the kernel's Documentation/scheduler/sched-stats.rst (schedstat), proc_pid_stat(5) (state), the kernel's
+Documentation/accounting/psi.rst ("full": no process made progress).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.kernel import schedstat
+
+STALL_SHARE = 0.2
+"""Of the time of the checks; a node in normal use stalls for less than a hundredth."""
+STALLS = {"memory": "memory", "io": "storage"}
+"""Not "cpu": the time that each process waited for a CPU is known exactly."""
 
 
 @dataclass(frozen=True)
@@ -77,3 +87,26 @@ def scheduling(pid: int, proc: str = "/proc") -> Scheduling | None:
         return None
     ran_s, queued_s = schedstat(f"{proc}/{pid}") or (0.0, None)
     return Scheduling(state, ran_s, queued_s)
+
+
+def stalled_s(root: str = "") -> dict[str, float]:
+    """Return the seconds for which the node has stalled since it booted, by kind."""
+    found: dict[str, float] = {}
+    for kind in STALLS:
+        try:
+            with open(f"{root}/proc/pressure/{kind}") as file:
+                lines = [line.split() for line in file]
+            totals = [word for words in lines if words[:1] == ["full"] for word in words if word.startswith("total=")]
+            found[kind] = int(totals[0].removeprefix("total=")) / 1e6
+        except (OSError, ValueError, IndexError):
+            continue
+    return found
+
+
+def stalled_for(before: Mapping[str, float], after: Mapping[str, float], passed_s: float) -> str | None:
+    """Return as text the node's stall between two readings `passed_s` seconds apart; None: it did not stall."""
+    for kind, words in STALLS.items():
+        stalled = after.get(kind, 0.0) - before.get(kind, 0.0)
+        if passed_s > 0 and stalled / passed_s >= STALL_SHARE:
+            return f"the node stalled for {words} {stalled / passed_s:.0%} of the time"
+    return None

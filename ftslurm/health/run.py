@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm import user_limits
 from ftslurm.dataclasses import replace
-from ftslurm.health import pressure
 from ftslurm.health.check import Absent, Check, Context
 from ftslurm.health.children import LATE, REAP_S, SLACK_S, STARVED, Child, run_children
-from ftslurm.health.device_time import scheduling
+from ftslurm.health.device_time import scheduling, stalled_for, stalled_s
 from ftslurm.health.result import RunResult
 from ftslurm.health.verdict import Finding, Json, Judgement, Verdict, verdict
 from ftslurm.records.health import FAIL, OK, UNKNOWN
@@ -47,7 +46,7 @@ def run(
         slow: called once, after `slow_s` seconds, with the names of the checks without an answer; of those that share
             a process only the one that is being read.
     """
-    began, stalled = clock(), pressure.stalled_s(context.root)
+    began, stalled = clock(), stalled_s(context.root)
     alone = [_Process(together, context, clock) for together in _by_process(checks, context)]
     names = {check.name for process in alone for check in process.checks}
     here: list[_Here] = []
@@ -57,7 +56,7 @@ def run(
         here.extend(_Here(check, context, clock) for check in checks if check.name not in names)
 
     run_children(alone, clock, others, lambda left: slow([one.current.name for one in alone if one in left]), slow_s)
-    stall = pressure.stalled_for(stalled, pressure.stalled_s(context.root), clock() - began)
+    stall = stalled_for(stalled, stalled_s(context.root), clock() - began)
     why_slow = _why_slow(here, stall)
     ran: list[_Here | _Process] = [*here, *alone]
     by_name = {found.check: found for one in ran for found in one.verdicts(before, context, why_slow)}

@@ -8,8 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from ftslurm.hooks.child_command import arguments_of
-from ftslurm.hooks.events import events_of
+from ftslurm.hooks.events import arguments_of, events_of
 from ftslurm.kernel import kill_descendants
 from ftslurm.records.attempt import Attempt
 from ftslurm.records.codec import BadFile

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ftslurm.hooks.child_command import COMMAND_S
-from ftslurm.hooks.events import EVENTS, Event
+from ftslurm.hooks.events import COMMAND_S, EVENTS, Event
 from ftslurm.kernel import become_subreaper, end_descendants, signal_name
 from ftslurm.records.event import EventRecord
 from ftslurm.report.pipeline import make_report

@@ -12,8 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from ftslurm.hooks.child_command import COMMAND_S, arguments_of
-from ftslurm.hooks.events import Event, events_of
+from ftslurm.hooks.events import COMMAND_S, Event, arguments_of, events_of
 from ftslurm.kernel import kill_descendants, pidfd_send_signal, spawn_unawaited
 from ftslurm.records.state import State
 from ftslurm.text import duration

@@ -1,7 +1,11 @@
-"""The events of a run that a command may follow, as far as a state proves them (pure)."""
+"""The events of a run that a command may follow, as far as a state proves them, and the call that runs it (pure)."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
+from ftslurm.boot import module_command
 from ftslurm.dataclasses import dataclass
 from ftslurm.records.state import FAILED, NODE_LOST, RUNNING, STOPPED, RoundHistory, State
 from ftslurm.records.state import HANG as HANG_KIND
@@ -9,6 +13,8 @@ from ftslurm.text import plural
 
 FAILURE, RESTART, HANG, REQUEUE, STOP, END = "failure", "restart", "hang", "requeue", "stop", "end"
 EVENTS = (FAILURE, RESTART, HANG, REQUEUE, STOP, END)
+COMMAND_S = 30.0
+"""Time-out of the command for one event, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,3 +58,9 @@ def events_of(state: State) -> list[Event]:
         names = (STOP, END) if state.closed.outcome == STOPPED else (END,)
         found += [Event(name, state.attempt, 0, state.closed.time_ns, text) for name in names]
     return found
+
+
+def arguments_of(python: str, run_dir: str, node: str, command: str, events: Sequence[Event]) -> tuple[str, ...]:
+    """Return the command line of `ftslurm.hooks.child`, which runs the user's command for these events."""
+    listed = json.dumps([[one.name, one.attempt, one.round, one.time_ns, one.text] for one in events])
+    return module_command(python, "ftslurm.hooks.child", run_dir, node, command, listed)

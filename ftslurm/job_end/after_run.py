@@ -1,4 +1,4 @@
-"""An agent's tasks for its Slurm job after it has left the run."""
+"""What an agent does after it has left the run: its tasks for its Slurm job, or a report of a run that has vanished."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import signal
 import time
 from functools import partial
 
+from ftslurm import __version__
+from ftslurm.dataclasses import replace
 from ftslurm.job_end.attempts import publish_end
 from ftslurm.job_end.batch_host import BATCH_HOST, BATCH_STARTED, CLAIMED_S, Survivor, await_loss, end_job
 from ftslurm.job_end.departures import Departures
 from ftslurm.kernel import STOPPING
-from ftslurm.records.attempt import SchedulerView, StepEnd
+from ftslurm.records.attempt import Run, SchedulerView, StepEnd
 from ftslurm.records.codec import BadFile, write_record
-from ftslurm.records.state import STOPPED, State
+from ftslurm.records.node import NodeRecord
+from ftslurm.records.state import LEFT, STOPPED, State
+from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import FileSystem, PosixFileSystem
 from ftslurm.sharedfs.publish import publish
 from ftslurm.sharedfs.rundir import RunDirectory
@@ -165,3 +169,30 @@ def _report(run: RunDirectory, attempt: str) -> str:
     save(report, Path(run.root))
     follow_last_events(run.root, attempt)
     return render(report)
+
+
+def last_report(directory: str, state: State, record: NodeRecord) -> str | None:
+    """Return the report of a run whose directory has vanished, from this node's own data; None if it cannot be made.
+
+    Args:
+        directory: contains the node's records of the newest round, with the layout of a run directory; the other files
+            that the report needs are added.
+        state: the newest state that the agent has read.
+        record: its node record.
+    """
+    from pathlib import Path
+
+    from ftslurm.report.pipeline import make_report
+    from ftslurm.report.text import render
+
+    run, fs = RunDirectory(directory), PosixFileSystem(owner=os.geteuid())
+    gone = replace(record, status=LEFT, reason="the run directory has vanished", time_ns=time.time_ns())
+    try:
+        for folder in (run.state, run.nodes):
+            fs.makedirs(folder)
+        FencedCell(fs, run.state).set(state.encode(), None)
+        publish(fs, run.node_file(record.node), gone.encode())
+        publish(fs, run.run_file, write_record(Run(state.run_id, ftslurm=__version__)))
+        return render(make_report(Path(directory)))
+    except (OSError, BadFile):
+        return None

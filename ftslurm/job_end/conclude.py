@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ftslurm.hooks.at_end import follow_last_events, seconds_until_kill
 from ftslurm.job_end.after_run import needs_scheduler_query, save_scheduler_record
 from ftslurm.job_end.attempts import attempt_of_start, publish_end
-from ftslurm.job_end.await_directory import await_directory
 from ftslurm.job_end.carry_out import carry_out
 from ftslurm.job_end.end_cause import with_lost_step
 from ftslurm.job_end.outcome import outcome_of
@@ -28,6 +27,12 @@ from ftslurm.sharedfs.publish import read_published
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.slurm.environment import SlurmEnvironmentError, SlurmJob, from_environ
 from ftslurm.terminal import ERROR, INFO, complain, show, wants_colour
+from ftslurm.text import duration
+
+AWAIT_S = 30.0
+"""Longest wait for the run directory, in seconds: a part of the 140 s that ftsrun has for all that follows the end of
+the step."""
+RETRY_S = 0.25
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,6 +53,34 @@ def main(arguments: Sequence[str]) -> int:
         # Handled below, with the report.
         pass
     return conclude(run_dir, attempt, int(code) if code else None, stop_signal or None)
+
+
+def await_directory(
+    fs: FileSystem,
+    run_dir: str,
+    limit_s: float = AWAIT_S,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return as soon as the run directory can be opened, at the latest after `limit_s` seconds, at most `AWAIT_S`.
+
+    It may be away for a moment: its server restarts, it is moved and comes back. What follows the end of the agents
+    happens once: without the directory, a job would not be started again, and the run would count as running for ever.
+    """
+    deadline = monotonic() + min(limit_s, AWAIT_S)
+    announced = False
+    while True:
+        try:
+            fs.refresh(run_dir)
+            return
+        except OSError as error:
+            left_s = deadline - monotonic()
+            if left_s <= 0:
+                return
+            if not announced:
+                announced = True
+                complain(f"{run_dir}: {error.strerror or error}; waiting up to {duration(left_s)} for it")
+            sleep(min(RETRY_S, left_s))
 
 
 def conclude(

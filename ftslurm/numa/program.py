@@ -10,8 +10,7 @@ import os
 import sys
 
 from ftslurm.numa.choice import choose
-from ftslurm.numa.gpus import NoGpus, addresses
-from ftslurm.numa.topology import numa_nodes, read_topology
+from ftslurm.numa.topology import NoGpus, gpu_addresses, numa_nodes, read_topology
 from ftslurm.text import plural
 
 TYPE_CHECKING = False
@@ -28,7 +27,7 @@ def main(mode: str, count: int) -> Sequence[frozenset[int] | str] | str:
     """
     allowed = frozenset(os.sched_getaffinity(0))
     try:
-        gpus = addresses()
+        gpus = gpu_addresses()
     except NoGpus as problem:
         return str(problem)
     chosen = choose(mode, numa_nodes(gpus), read_topology(mode, allowed), allowed)

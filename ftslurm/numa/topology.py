@@ -1,10 +1,11 @@
-"""Reads from sysfs where CPUs and GPUs are.
+"""Where CPUs and GPUs are: the GPUs that a program can use here, by CUDA's driver, and their places, by sysfs.
 
 Linux: sysfs-devices-node, sysfs-devices-system-cpu and sysfs-bus-pci in Documentation/ABI.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 
 from ftslurm.health import sysfs
@@ -12,6 +13,47 @@ from ftslurm.health.pci import DEVICES
 from ftslurm.numa.choice import CORE_COMPLEX, EXCLUSIVE, SOCKET, Topology
 
 _NODES, _CPUS = "/sys/devices/system/node", "/sys/devices/system/cpu"
+LIBRARY = "libcuda.so.1"
+_LONGEST = 64
+
+
+class NoGpus(Exception):
+    """CUDA finds no GPU; the text is the reason."""
+
+
+def gpu_addresses() -> list[str]:
+    """Return the GPUs' PCI addresses in CUDA's order, as "0000:1a:00.0"; of a MIG device its GPU's.
+
+    CUDA's driver is asked, not NVML: what CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG mean for a rank is its
+    answer. It makes no context, so no memory of a GPU is taken. A driver that is broken may never return.
+
+    Raises:
+        NoGpus: there is none.
+    """
+    try:
+        driver = ctypes.CDLL(LIBRARY)
+    except OSError:
+        raise NoGpus(f"no CUDA driver here ({LIBRARY})") from None
+    count = ctypes.c_int()
+    _check(driver, driver.cuInit(0))
+    _check(driver, driver.cuDeviceGetCount(ctypes.byref(count)))
+    if not count.value:
+        raise NoGpus("CUDA finds no GPU")
+    return [_gpu_address(driver, number) for number in range(count.value)]
+
+
+def _gpu_address(driver: ctypes.CDLL, number: int) -> str:
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(_LONGEST)
+    _check(driver, driver.cuDeviceGet(ctypes.byref(device), number))
+    _check(driver, driver.cuDeviceGetPCIBusId(text, _LONGEST, device))
+    return text.value.decode("ascii").lower()
+
+
+def _check(driver: ctypes.CDLL, result: int) -> None:
+    if result:
+        name = ctypes.c_char_p()
+        driver.cuGetErrorName(result, ctypes.byref(name))
+        raise NoGpus(f"CUDA finds no GPU ({name.value.decode() if name.value else result})")
 
 
 def read_topology(mode: str, allowed: frozenset[int], root: str = "") -> Topology:

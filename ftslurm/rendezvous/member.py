@@ -20,9 +20,8 @@ from ftslurm.rendezvous.exclusion import last_resort_line
 from ftslurm.rendezvous.fold import begin, fold, hand_over, take_lease
 from ftslurm.rendezvous.observation import RunSpec, Timing
 from ftslurm.rendezvous.observer import Observer
-from ftslurm.rendezvous.pace import Pace, interval_factor
+from ftslurm.rendezvous.pace import Pace, WakeBudget, interval_factor
 from ftslurm.rendezvous.waiting_lines import WaitingLines
-from ftslurm.rendezvous.wake_budget import WakeBudget
 from ftslurm.sharedfs.cell import KEPT, FencedCell, Versioned
 from ftslurm.sharedfs.clock import ServerClock
 from ftslurm.sharedfs.filesystem import FileSystem

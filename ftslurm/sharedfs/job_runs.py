@@ -2,6 +2,9 @@
 
 A batch script may start ftsrun several times, for independent stages. The n-th start after a requeue continues the n-th
 run, with its round numbers.
+
+Beside the job's output ftsrun creates a symbolic link, `slurm-25.ftslurm`, to a run directory that is elsewhere: for
+users, and for `ftslurm report 25`, which would otherwise need the batch script's FTSLURM_SHARED_DIR or --rdzv-id.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ import os
 import re
 from collections.abc import Callable
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _NAME = re.compile(r"(job-[0-9]+(?:_[0-9]+)?)(?:-([0-9]+))?")
-
-
 MOST_RUNS = 1000
 """No job starts ftsrun so often; other users may have taken names in a shared directory."""
 
@@ -65,3 +70,24 @@ def runs_beside(run_dir: str) -> list[str]:
     found = (_NAME.fullmatch(other) for other in os.listdir(parent or "."))
     same = [match for match in found if match is not None and match[1] == own[1]]
     return [match[0] for match in sorted(same, key=lambda match: int(match[2] or 1))]
+
+
+def pointer_name(job_id: str) -> str:
+    """Return the link's name for a job `123` or array task `123_4`."""
+    return f"slurm-{job_id}.ftslurm"
+
+
+def leave_pointer(directory: Path, job_id: str, run_dir: str) -> bool:
+    """Create the link in `directory`, replacing an older one; return whether that succeeded."""
+    path = directory / pointer_name(job_id)
+    temporary = directory / f".{path.name}.{os.urandom(8).hex()}.tmp"
+    try:
+        temporary.symlink_to(run_dir)
+        # Only a link is replaced, never another file.
+        if path.is_symlink() or not path.exists():
+            temporary.rename(path)
+            return True
+        temporary.unlink()
+    except OSError:
+        pass
+    return False

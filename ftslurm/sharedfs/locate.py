@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ftslurm.sharedfs.bounded_read import MAX_ENTRIES, Malformed, parse_json, read_file
-from ftslurm.sharedfs.job_runs import runs_beside
+from ftslurm.sharedfs.job_runs import pointer_name, runs_beside
 from ftslurm.sharedfs.ownership import is_foreign
-from ftslurm.sharedfs.pointer import pointer_name
 from ftslurm.sharedfs.rundir import RUNS_FOLDER
 
 TYPE_CHECKING = False

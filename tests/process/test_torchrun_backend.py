@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.filesystem import PosixFileSystem
-from ftslurm.torchrun.backend import SharedFSBackend
+from ftslurm.torchrun.dynamic import SharedFSBackend
 from ftslurm.torchrun.options import WrongOption
 
 WRONG = ["1", b"1", "", b"", 1.0, (), [1], True, False, 0, -1, 2, 10**12, object()]

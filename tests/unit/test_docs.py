@@ -21,8 +21,7 @@ from ftslurm.nodes.command import main as nodes
 from ftslurm.records.attempt import Attempt, Run, SchedulerView, StepEnd
 from ftslurm.records.defect import DefectRecord
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame, HostResources, OomKills, Space
-from ftslurm.records.event import EventRecord
-from ftslurm.records.event_log import LoggedEvent
+from ftslurm.records.event import EventRecord, LoggedEvent
 from ftslurm.records.flight import Collective, FlightRecord, GroupConfig, GroupStatus, Trace
 from ftslurm.records.health import Health, HealthFinding
 from ftslurm.records.node import NodeRecord

@@ -16,7 +16,7 @@ from ftslurm.event_log.entries import LIST_LIMIT, events_of, identity, new_event
 from ftslurm.event_log.reading import merged, parse_lines, read_events
 from ftslurm.event_log.writer import EventLog
 from ftslurm.records.codec import write_record
-from ftslurm.records.event_log import LoggedEvent
+from ftslurm.records.event import LoggedEvent
 from ftslurm.records.state import CLOSED, FAILED, RUNNING, SUCCEEDED, Closed, Hang, LostNode, RoundHistory, State
 from ftslurm.records.stop import ANY_STEP, SIGNAL, Stop
 from ftslurm.records.verdict import AttemptVerdict, Requeued

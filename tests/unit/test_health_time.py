@@ -20,8 +20,7 @@ from ftslurm.health.checks import (
     own_commands,
     storage_lustre,
 )
-from ftslurm.health.device_time import Reading, Scheduling, scheduling, waited_s
-from ftslurm.health.pressure import stalled_for, stalled_s
+from ftslurm.health.device_time import Reading, Scheduling, scheduling, stalled_for, stalled_s, waited_s
 from ftslurm.health.run import run
 from ftslurm.health.verdict import Json, Judgement
 from ftslurm.records.health import FAIL, OK, UNKNOWN

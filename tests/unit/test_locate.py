@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftslurm.sharedfs import locate as locating
+from ftslurm.sharedfs.job_runs import leave_pointer
 from ftslurm.sharedfs.locate import NotFound, locate
-from ftslurm.sharedfs.pointer import leave_pointer
 from ftslurm.slurm.facts import JobFacts
 from ftslurm.testing.runs import RunBuilder
 

@@ -16,8 +16,7 @@ from ftslurm.records.node import RankVitals, Vitals
 from ftslurm.records.state import CLOSED, FAILED, FORMING, LEFT, READY, RUNNING, SUCCEEDED, Failure
 from ftslurm.rendezvous.abandonment import RunInUse
 from ftslurm.rendezvous.member import FencedOut, NodeRefused
-from ftslurm.rendezvous.pace import Pace
-from ftslurm.rendezvous.wake_budget import WAKE_S
+from ftslurm.rendezvous.pace import WAKE_S, Pace
 from ftslurm.testing.memoryfs import AFTER, BEFORE, Hook, Operation
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_host_resources import MIB, V1_PATH, V2_PATH, Tree
 
-from ftslurm.agent.host_memory import available_memory
+from ftslurm.agent.host_resources import available_memory
 from ftslurm.agent.standby_effects import cpu_share, has_room
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from ftslurm.agent.prepare import prepare
 from ftslurm.cli import main
-from ftslurm.slurm import own_step
 
 CASES = [
     ("report --bogus", "ftslurm report: unknown option --bogus; see ftslurm report --help"),
@@ -69,7 +68,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def below_srun(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
-    monkeypatch.setattr(own_step, "own_step", lambda: "0")
+    monkeypatch.setattr("ftslurm.agent.prepare.own_step", lambda: "0")
     for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", task)):
         monkeypatch.setenv(name, value)
 
