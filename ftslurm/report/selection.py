@@ -143,7 +143,11 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     chosen += [Output(own.rank, ("stderr",)) for own in alike[:OUTPUTS_ALIKE]]
     hang = hang_of(snapshot, files.number)
     if hang is not None or (files.stacks and not _lost_peers(snapshot, files.number)):
-        chosen = [Output(each, ("stderr", "stdout")) for each in _suspects(files, hang)] + chosen
+        suspects = _suspects(files, hang)
+        chosen = [Output(each, ("stderr", "stdout")) for each in suspects] + chosen
+        # What others have printed, too, is no reason.
+        peer = next((w.rank for node in files.nodes for w in node.workers if w.rank not in suspects), None)
+        chosen += [] if peer is None else [Output(peer, ("stderr",))]
     elif _lost_peers(snapshot, files.number) or (firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts)):
         # Of the ranks that the others waited for, the end of stderr may show why.
         failed = {own.rank for own in found}

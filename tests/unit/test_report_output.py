@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftslurm.records.error import Frame
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
 from ftslurm.testing.runs import RunBuilder
@@ -104,17 +106,14 @@ def test_where_an_exception_was_raised_that_own_code_passed_on_is_shown(tmp_path
     class TrainerError(Exception):
         pass
 
-    def callback() -> None:
-        raise AttributeError("no attribute 'norm'")
-
-    try:
-        try:
-            callback()
-        except AttributeError as error:
-            raise TrainerError("callback failed") from error
-    except TrainerError as raised:
-        run = RunBuilder(tmp_path, nodes=2).round()
-        run.fail(1, raised, frames=(("/w/trainer.py", 13, "call", "raise TrainerError(...) from e"),))
-    cause, text = report_of(run.stop())
-    assert "at /w/trainer.py:13 in call" in text
-    assert cause["raised_in"]["function"] == "callback" and "(raised in test_report_output.py:" in text
+    raised = TrainerError("callback failed")
+    raised.__cause__ = AttributeError("no attribute 'norm'")
+    run = RunBuilder(tmp_path, nodes=2).round()
+    run.fail(1, raised, frames=(("/w/trainer.py", 13, "call", "raise TrainerError(...) from e"),))
+    (key, error), *_ = run.errors.items()
+    assert error.exception is not None and error.exception.cause is not None
+    cause = replace(error.exception.cause, frames=(Frame("/w/train.py", 10, "on_step_end"),))
+    run.errors[key] = replace(error, exception=replace(error.exception, cause=cause))
+    found, text = report_of(run.stop())
+    assert found["raised_in"]["function"] == "on_step_end"
+    assert "at /w/trainer.py:13 in call, round 1 (raised in train.py:10)" in text
