@@ -408,6 +408,19 @@ def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:
             "Parameter indices which did not receive grad for rank 0: 2 3 17",
         ),
         (
+            "Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names:\n"
+            "/job:jax_worker/replica:0/task:1\n/job:jax_worker/replica:0/task:6\n"
+            "/job:jax_worker/replica:0/task:2\n\nAdditional GRPC error information",
+            "Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names: tasks 1-2, 6",
+        ),
+        (
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            "[torch.FloatTensor [2, 4]], which is output 0 of SigmoidBackward0, is at version 1; expected version 0 "
+            "instead. Hint: the backtrace further above shows the operation that failed to compute its gradient. The "
+            "variable in question was changed in there or anywhere later. Good luck!",
+            "modified by an inplace operation: [torch.FloatTensor [2, 4]], which is output 0 of SigmoidBackward0.",
+        ),
+        (
             "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
             "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a "
             "remote process exiting prematurely.\nLast error:\nsocketProgressOpt: Call to recv from 10.0.0.2<33759> "

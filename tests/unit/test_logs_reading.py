@@ -170,6 +170,7 @@ FAMILIES = {
     "local ranks": ("local_rank0.log local_rank1.log", "l0 l1"),
     "ranks and what started them": ("main.log rank_0.log rank_1.log", "0 1 -"),
     "tasks of nodes and the batch script": ("slurm-7.out gpunode1-0.log gpunode2-1.log", "0 1 -"),
+    "Paddle's": ("launch.log workerlog.0 workerlog.1", "0 1 -"),
     "nodes behind the stream": ("out.n1 out.n2", "n1 n2"),
 }
 BELOW = {

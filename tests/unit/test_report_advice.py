@@ -114,6 +114,20 @@ def test_a_rank_that_acts_as_rank_0_is_told_so(run: RunBuilder, rank: int) -> No
     assert ("acted as rank 0" in text) is (rank != 0)
 
 
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [
+        ("/w/queue.py", "Rename /w/queue.py: it hides a module of Python that others import."),
+        ("/usr/lib/python3.11/queue.py", "Check the environment of"),
+        ("/w/tokens.py", "Check the environment of"),
+    ],
+)
+def test_a_file_that_hides_a_module_of_python_is_named(run: RunBuilder, file: str, advice: str) -> None:
+    name = file.rpartition("/")[2].removesuffix(".py")
+    error = ImportError(f"cannot import name 'Queue' from '{name}' ({file})")
+    assert told(run.fail(2, error))[0]["advice"].startswith(advice)
+
+
 def test_modules_that_import_each_other_are_no_matter_of_the_environment(run: RunBuilder) -> None:
     run.attempts[0]["python"] = "/opt/conda/bin/python"
     message = (
