@@ -23,7 +23,10 @@ _LAUNCHER = (
     r".{0,160}Terminating process \d+ via signal"
 )
 # Of libraries and scripts at a program's end.
-_AT_END = re.compile(r"wandb:(?: |$)|Exception ignored in|(?i:job|run|script) (?:finished|ended) at ")
+_AT_END = re.compile(
+    r"wandb:(?: |$)|Set the environment variable HYDRA|Exception ignored in"
+    r"|(?i:job|run|script) (?:finished|ended) at "
+)
 # Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
 AFTERMATH = re.compile(
     r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"

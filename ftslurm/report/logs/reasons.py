@@ -130,6 +130,8 @@ _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
                 r".{0,400})$"), "exit", 2, "{m}", WEAK),
     (re.compile(r"^but OMPI was not built with (?P<m>SLURM's PMI support)"), "exit", 1,
      "Open MPI was not built with {m}, by which srun starts processes", STRONG),
+    (re.compile(r"^(?P<m>Could not override '[^']{1,200}'|In '[^']{1,200}': Could not find '[^']{1,200}')"), "exit", 1,
+     "Hydra: {m}", STRONG),
     (re.compile(r"(?P<m>Scheduler watchdog timeout \(.{1,200})"), "exit", None, "SGLang: {m}", STRONG),
     (re.compile(r"failed to load '(?P<model>[^']{1,100})' version \d+: (?P<m>[^\"]{1,400})"), "exit", 1,
      "the model {model} could not be loaded: {m}", STRONG),
@@ -144,6 +146,7 @@ _MAYBE = re.compile(
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|atchdog timeout|not accessible|: F |^F\d"
     r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
+    r"|Could not "
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
