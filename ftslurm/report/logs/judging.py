@@ -25,6 +25,7 @@ from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
 from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
 from ftslurm.report.logs.rank_errors import (
+    DEAD_NODE,
     UNKNOWN,
     has_waited,
     is_cascade,
@@ -43,10 +44,6 @@ _MISSING_DIRECTORY = re.compile(
     r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
 )
 _MISSING_RANKS, _MISSING_RANK = re.compile(r"^(?:Missing|Stalled) ranks:\s*$"), re.compile(r"(\d{1,6})!?: \[")
-_DEAD_NODE = re.compile(
-    r"node with node id: \w{1,80} and address: (?P<node>[\w.:-]{1,80}) .{0,160}has been marked dead because"
-    r" (?P<why>[^.\n]{1,160})"
-)
 _MISSING_OF_TENSOR = re.compile(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
 _GIVEN = re.compile(
     r"\bWORLD_SIZE=\d+\b.{0,200}(?<![A-Z_])RANK=(\d{1,6})\b|(?<![A-Z_])RANK=(\d{1,6})\b.{0,200}\bWORLD_SIZE=\d"
@@ -246,7 +243,7 @@ def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], kil
         notes += _finished(log, errors) or ([] if stopped or signalled_ranks else _not_in_table(log, errors))
     if errors and (earlier := _earlier_program(finder, errors)) is not None:
         notes.append(f"an earlier program of the job had failed: {_first_line(earlier)}{_place(earlier)}")
-    dead = next((found for line in log.lines if (found := _DEAD_NODE.search(line.text))), None)
+    dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
     notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None and errors else []
     survived = [end for end in log.ends.processes if was_survived(log, end)]
     if survived and not errors:

@@ -9,7 +9,7 @@ from ftslurm.failures.causes import classify
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.predicates import lost_child
-from ftslurm.failures.reason import CUT, by_distributed, reason
+from ftslurm.failures.reason import CUT, by_distributed, links, reason
 from ftslurm.failures.traceback_text import open_frames
 from ftslurm.records.error import IN_LOG, ExceptionRecord, HostResources, OomKills
 from ftslurm.report.facts import RankError
@@ -33,6 +33,11 @@ _THROWN = re.compile(
 _BY_RAY = re.compile(
     r"\(IP: (?P<ip>[\d.]{7,15}), ID: \w{1,80}\) where the (?:task|lease) \([^)]{0,300}?\bpid=(?P<pid>\d{1,9})\b"
 )
+DEAD_NODE = re.compile(
+    r"node with node id: \w{1,80} and address: (?P<node>[\w.:-]{1,80}) .{0,160}has been marked dead because"
+    r" (?P<why>[^.\n]{1,160})"
+)
+"""Of Ray."""
 _OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
 
 
@@ -60,6 +65,9 @@ def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = Non
     killed = _BY_RAY.search(error.exception.message) if error.exception is not None else None
     if killed is not None:
         return replace(error, node=process(killed["pid"], killed["ip"]))
+    if error.exception is not None and any("its node has died" in each.message for each in links(error.exception)):
+        # Another process reports that, too.
+        node = next((found["node"] for line in log.lines if (found := DEAD_NODE.search(line.text))), node)
     return replace(error, node=node, local_rank=thing.line.local)
 
 
