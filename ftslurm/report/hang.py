@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.failures.exception_line import HEADER
-from ftslurm.failures.own_code import is_library, own_frame
+from ftslurm.failures.own_code import is_library
 from ftslurm.monitor import stack_classifier
 from ftslurm.monitor.faulthandler_text import Frame, Reader
 from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
@@ -33,11 +33,11 @@ from ftslurm.monitor.triage import (
     is_ending,
     tree,
 )
-from ftslurm.records.error import Frame as ExceptionFrame
 from ftslurm.report import consequence
-from ftslurm.report.facts import Failure, LogTail, RoundFiles, Worker
+from ftslurm.report.facts import Failure, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
+from ftslurm.report.reported_before import dead_thread, short_place
 from ftslurm.report.root_cause import HANG
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import clip, ranges
@@ -249,7 +249,7 @@ def _raised_before(files: RoundFiles, rank: int) -> tuple[str, ...]:
         return ()
     if any(found.text in tail.text for other, tails in files.tails.items() if other != rank for tail in tails):
         return ()  # others went on after it
-    place = f" at {_place_of(found.frames[-1])}" if found.frames else ""
+    place = f" at {short_place(found.frames[-1])}" if found.frames else ""
     return (f"the stderr of rank {rank} ends with a traceback: {found.text}{place}",)
 
 
@@ -278,23 +278,6 @@ def dead_threads(files: RoundFiles, verdict: Triage) -> str:
             if text := dead_thread(rank, tail):
                 return text
     return ""
-
-
-def dead_thread(rank: int, tail: LogTail) -> str:
-    """Return which thread of a rank an exception had ended, by the end of its stderr; empty: none."""
-    if tail.stream != "stderr" or ("Exception in thread" not in tail.text and "<Task finished" not in tail.text):
-        return ""
-    from ftslurm.failures import stderr_witness
-
-    for dead in stderr_witness.dead_threads(tail.text)[-1:]:
-        place = f" at {_place_of(own_frame(dead.frames))}" if dead.frames else ""
-        kind = "task" if f"<Task finished name='{dead.thread}'" in tail.text else "thread"
-        return f"{kind} {dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
-    return ""
-
-
-def _place_of(frame: ExceptionFrame) -> str:
-    return f"{frame.file.rpartition('/')[2]}:{frame.line}"
 
 
 def _named(verdict: Triage) -> Sequence[Group]:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.reason import handled, links
@@ -16,7 +17,7 @@ from ftslurm.report.alike import Alike, is_same
 from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.layout import shortened
-from ftslurm.report.reported_before import FOLLOWING, is_adjacent, one_reported_first, reported_before
+from ftslurm.report.reported_before import FOLLOWING, dead_thread, is_adjacent, one_reported_first, reported_before
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import cut_middle, ranges
 
@@ -29,6 +30,12 @@ _TRIED = re.compile(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
     r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
 )
+ABOVE_LIMIT = 4096
+_TROUBLE = (
+    "err", "warn", "fail", "fatal", "can", "denied", "refused", "rejected", "unable", "could", "invalid", "not ",
+    "no such", "unk", "unreach", "timed", "exceed",
+)  # fmt: skip
+"""In each line that reports trouble: without any, the slow look for one is not needed."""
 SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -e, set -o pipefail)"
 RECURSION = 40
 """Equal calls on the stack of a crash; faulthandler prints no more than 100."""
@@ -69,8 +76,6 @@ def _dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]
     """Return which thread of a rank an exception had ended before: the rank may have waited for it, or its result."""
     if worker.exception is None or worker.cause.cascade:
         return []
-    from ftslurm.report.hang import dead_thread
-
     text = next((text for tail in tails if (text := dead_thread(worker.rank, tail))), "")
     own = f"{worker.exception.type}: {message_line(worker.exception.message)}"
     # Of that itself, a log shows the end of the thread only.
@@ -156,7 +161,9 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     """Return the line that reports trouble right above a rank's traceback: of a library, or of the program's logger."""
     text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
     judged = worker.cause.cascade or {"stderr", "output"} & set(worker.evidence)
-    if worker.exception is None or judged or not text:
+    above, header, below = text.partition(HEADER)
+    quiet = HEADER not in below and not any(each in above[-ABOVE_LIMIT:].lower() for each in _TROUBLE)
+    if worker.exception is None or judged or not header or quiet:
         return []
     from ftslurm.failures.stderr_witness import error_before
 

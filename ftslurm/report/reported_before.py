@@ -1,4 +1,4 @@
-"""What a rank's stderr reports directly before the traceback that ended it (pure).
+"""What a rank's stderr reports before the traceback that ended it, or before it hung (pure).
 
 A program that waits for a child process, a task or a file notices their failure only by a broken pipe, a cancelled
 await or a missing file; ranks that agree on a common failure all raise it, and only one of them has logged why.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ftslurm.failures.exception_line import HEADER
+from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import links, reason
-from ftslurm.records.error import ExceptionRecord
+from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.facts import LogTail
 from ftslurm.report.failed_worker import FailedWorker
 
@@ -61,3 +62,21 @@ def one_reported_first(
     read = [each for each in same if tails.get(each.rank)]
     found = [(each, why) for each in read if (why := reported_before(each, tails[each.rank])) is not None]
     return found[0] if len(found) == 1 < len(read) else None
+
+
+def dead_thread(rank: int, tail: LogTail) -> str:
+    """Return which thread of a rank an exception had ended, by the end of its stderr; empty: none."""
+    if tail.stream != "stderr" or ("Exception in thread" not in tail.text and "<Task finished" not in tail.text):
+        return ""
+    from ftslurm.failures import stderr_witness
+
+    for dead in stderr_witness.dead_threads(tail.text)[-1:]:
+        place = f" at {short_place(own_frame(dead.frames))}" if dead.frames else ""
+        kind = "task" if f"<Task finished name='{dead.thread}'" in tail.text else "thread"
+        return f"{kind} {dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
+    return ""
+
+
+def short_place(frame: Frame) -> str:
+    """Return ``train.py:7``."""
+    return f"{frame.file.rpartition('/')[2]}:{frame.line}"

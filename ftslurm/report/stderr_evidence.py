@@ -171,22 +171,22 @@ def _of_compiler(text: str) -> Witness | None:
 
 def _of_kernel(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return what a GPU kernel asserted, which the exception only says that it did."""
-    from ftslurm.failures.stderr_witness import LOGGED, Witness
-
     found = _KERNEL.search(stderr) if "device-side assert" in exception.message else None
     if found is None:
         return None
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
+
     text = f"{found['file'].rpartition('/')[2]}: {found['text']}"
     return OutputEvidence(Witness(LOGGED, cut_middle(text, _CHILD_LIMIT)), "its stderr", None, of_child=True)
 
 
 def _of_device(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return why torch found no GPU, of which it only warned before."""
-    from ftslurm.failures.stderr_witness import LOGGED, Witness
-
     found = _INITIALIZATION.search(stderr) if _NO_DEVICE.search(exception.message) else None
     if found is None:
         return None
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
+
     text = found[0].rstrip(" .")
     inner = ExceptionRecord("RuntimeError", "", text, frames=exception.frames)
     return OutputEvidence(Witness(LOGGED, cut_middle(text, _CHILD_LIMIT)), "its stderr", inner, of_child=True)

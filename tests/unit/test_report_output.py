@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -117,3 +119,13 @@ def test_where_an_exception_was_raised_that_own_code_passed_on_is_shown(tmp_path
     found, text = report_of(run.stop())
     assert found["raised_in"]["function"] == "on_step_end"
     assert "at /w/trainer.py:13 in call, round 1 (raised in train.py:10)" in text
+
+
+def test_a_report_on_an_exception_loads_neither_what_reads_output_nor_what_judges_hangs(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().fail(1, ValueError("boom"), log="step 120\n").stop()
+    path = run.close("failed", "no restarts").write()
+    script = "import sys; from ftslurm.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script, "report", str(path)], capture_output=True, text=True)
+    loaded = set(done.stderr.split())
+    assert "ftslurm.report.verdict" in loaded, done.stderr
+    assert not loaded & {"ftslurm.failures.stderr_witness", "ftslurm.report.hang"}
