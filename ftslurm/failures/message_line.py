@@ -12,7 +12,7 @@ from ftslurm.text import cut_middle, ranges
 
 LIMIT = 1000  # characters
 _NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
-_LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:[^\n]*\S[^\n]*\n?){1,4})")
+_LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:(?!terminate called)[^\n]*\S[^\n]*\n?){1,4})")
 _OF_QUEUE_PAIR = re.compile(
     r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?"
     r"| opcode=\d+ len=\d+| localGid \S{1,60} remoteGids ?\S{1,60}"
@@ -63,7 +63,7 @@ _BOILERPLATE = re.compile(
     r"|, is at version \d+; expected version \d+ instead"
     r"| It is possible that dataloader's workers are out of shared memory\. Please try to raise .{0,40} limit\."
 )
-_NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] (?:[^.\n]{1,40}\. (?=\S))?")
+_NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] (?:\. )?(?:[^.\n]{1,40}\. (?=\S))?")
 _CALLING = re.compile(r"(?<=\w) when calling `[^\n]{1,2000}\Z")  # of cuBLAS: the whole call
 # Of subprocess.CalledProcessError.
 _CHILD = re.compile(

@@ -27,7 +27,8 @@ _BAR = re.compile(r"\b\d{1,3}%(?:\||[ |].{0,200}\d+/\d+ \[)")
 _TAKEN_DOWN = "Some NCCL operations have failed or timed out"
 _ENVIRONMENT = re.compile(
     r"Lmod has detected the following error|[Uu]nable to locate a modulefile|module: command not found"
-    r"|EnvironmentNameNotFound|(?:conda|activate|micromamba)\S*: (?:command not found|No such file)"
+    r"|EnvironmentNameNotFound|CommandNotFoundError: Your shell"
+    r"|(?:conda|activate|micromamba)\S*: (?:command not found|No such file)"
 )
 _STARTED = re.compile(r"ip=(?P<ip>[\d.]{7,15}), pid=(?P<pid>\d{1,9})\) world_rank=(?P<rank>\d{1,6})")
 _JOINED = re.compile(r"\[rank=(?P<rank>\d{1,6}), world_size=\d")
@@ -107,6 +108,11 @@ class AttemptLog:
         """Return the part of a line, by its number: that of the last line up to it."""
         at = bisect_right(self.lines, number, key=number_of)
         return self.lines[max(0, at - 1)].part
+
+    def source_of(self, number: int) -> tuple[int, int]:
+        """Return the part and the label of a line, by its number: of one launcher, where several print to a log."""
+        line = self.lines[max(0, bisect_right(self.lines, number, key=number_of) - 1)]
+        return line.part, -1 if line.task is None else line.task
 
     def noticed_ranks(self) -> set[int]:
         """Return the ranks whose watchdog noticed that a collective had failed or was late."""

@@ -245,12 +245,12 @@ def _next_step(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
 
 
 def _tried_again(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
-    """The line by which a batch script says that it tries again, after the last table of torchrun, which had ended.
+    """The line by which a batch script says that it tries again, after the last end by torchrun's table or srun.
 
     If a program works after it, or completes: a script says also that it tries no more.
     """
-    tables = [end.number for end in ends.processes if end.by == "table" and end.root]
-    rest = [line for line in lines if tables and line.number > tables[-1] and not _REST_OF_TABLE.match(line.text)]
+    over = [end.number for end in ends.processes if (end.by == "table" and end.root) or end.by == "srun"]
+    rest = [line for line in lines if over and line.number > over[-1] and not _REST_OF_TABLE.match(line.text)]
     done = [i for i, line in enumerate(rest) if works(line.text) or says_completed(line.text)]
     own = [i for i, line in enumerate(rest[: done[-1]] if done else ()) if line.rank is None]
     yield from [rest[i].number for i in own if _RETRY.search(rest[i].text) is not None][-1:]

@@ -37,7 +37,7 @@ STEPS_READ = 200
 """Lines before and after an exception in which training's steps are counted."""
 STEPS_WITHOUT = 3
 """Different steps that other ranks print at most after one has ended."""
-TOGETHER_LINES = 3
+TOGETHER_LINES = BELOW = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
 DEATH_SIGNAL = re.compile(r"Received \S{1,20} death signal|SignalException: Process \d+ got signal|\^C")
 _WATCHDOG = re.compile(
@@ -216,7 +216,7 @@ class Finder:
 
     def _fate(self, each: Raised, own: Sequence[Line], rank: int | None) -> bool | None:
         """Return whether an exception ended its process; None: it may have, if no other one did."""
-        if each.by_hook:
+        if each.by_hook or self._is_before_end(each):
             return True
         end = self._log.end_after(each.end, rank)
         if self._was_done_without(each, own):
@@ -255,6 +255,13 @@ class Finder:
         if closes and not self._log.goes_on(each.end):
             return True
         return None if (gap or ordinary <= OTHERS_LINES) and not each.logged else False
+
+    def _is_before_end(self, each: Raised) -> bool:
+        """Whether srun reports the end of a task right below an exception, and of no other one."""
+        below = islice(self._log.lines, bisect_right(self._log.lines, each.end, key=number_of), None)
+        near = {line.number for line in islice((line for line in below if line.text.strip()), BELOW)}
+        ends = [end for end in self._log.ends.processes if end.number in near]
+        return any(end.by == "srun" and not end.stopped and end.code == 1 and len(end.tasks) == 1 for end in ends)
 
     def _is_late(self, each: Raised, own: Sequence[Line]) -> bool:
         """Whether few lines follow an exception, none of which shows that its program goes on."""
@@ -389,7 +396,12 @@ class Finder:
         # Of a launcher's label, which is the same, it is not known who put it there.
         kept: list[Found] = []
         for each in found:
-            if isinstance(each.thing, Raised) and each.number <= first and each.thing.line.rank is None:
+            if (
+                isinstance(each.thing, Raised)
+                and each.thing.line.rank is None
+                and each.number <= first
+                and not self._is_before_end(each.thing)
+            ):
                 self.distant.append(each.thing)
             else:
                 kept.append(each)
@@ -400,7 +412,7 @@ class Finder:
         ordered = sorted(found, key=lambda each: each.number)
         kept: list[Found] = []
         for i, each in enumerate(ordered):
-            if each.rank is None and isinstance(each.thing, Raised):
+            if each.rank is None and isinstance(each.thing, Raised) and not self._is_before_end(each.thing):
                 later = (other for other in ordered[i + 1 :] if is_strong(other.thing))
                 primary = (other for other in later if not self._follows(other))
                 if any(self._log.between(each.thing.end, other.number) > TOGETHER_LINES for other in primary):

@@ -20,6 +20,7 @@ from ftslurm.report.logs.reading import Excerpt
 GAP = "\0 left out"
 """The text of a line in the place of a part that was not kept."""
 LONG = 8192
+LEAST = 20
 LABELLED = 0.7
 """Share of lines that must begin with a label for it to be one: a program may print such text by itself."""
 
@@ -213,6 +214,9 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
     """Return the labels at nearly all lines, outermost first; each kind can be there once."""
     full = [text for text in texts if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
     full = [text for text in full if not _BOX_OF_MPI.match(text)] or full
+    # Above what srun labels, a batch script prints by itself, as the tables of nvidia-smi.
+    begin = next((i for i, text in enumerate(full) if _TASK.match(text)), 0)
+    full = full[begin:] if len(full) - begin >= LEAST else full
     found: list[re.Pattern[str]] = []
     if _stamped(full):
         found.append(_STAMP)

@@ -160,7 +160,7 @@ class Matcher:
     def _match_unnamed(self, unnamed: list[Found], ends: dict[int, End]) -> None:
         """Give the reasons of unknown ranks to the ranks that ended so, where that is certain."""
         unnamed = [each for each in unnamed if not (self._is_of_aborted(each) or self._is_of_raised(each))]
-        unnamed = self._match_files(unnamed, ends)
+        unnamed = self._match_sources(unnamed, ends)
         in_table = {rank: end for rank, end in ends.items() if end.raised is not None}
         for rank, end in in_table.items():
             assert end.raised is not None
@@ -233,19 +233,19 @@ class Matcher:
         last = _NUMBER.sub("#", each.thing.traceback.rstrip("\n").rpartition("\n")[2].strip())
         return sum(_NUMBER.sub("#", line.text.strip()) == last for line in self._log.lines)
 
-    def _match_files(self, unnamed: list[Found], ends: dict[int, End]) -> list[Found]:
-        """Match what each of several files states on ends with its own reasons; return those of the others."""
-        part_of = self._log.part_of
-        of_ends, of_reasons = ({part_of(each.number) for each in those} for those in (ends.values(), unnamed))
+    def _match_sources(self, unnamed: list[Found], ends: dict[int, End]) -> list[Found]:
+        """Match what each of several files, or launchers, states on ends with its own reasons; return the others."""
+        source_of = self._log.source_of
+        of_ends, of_reasons = ({source_of(each.number) for each in those} for those in (ends.values(), unnamed))
         parts = of_ends & of_reasons
         if len(of_ends | of_reasons) < 2:
             return unnamed
         for part in sorted(parts):
-            own = {rank: end for rank, end in ends.items() if part_of(end.number) == part}
+            own = {rank: end for rank, end in ends.items() if source_of(end.number) == part}
             for rank in own:
                 del ends[rank]
-            self._match_unnamed([each for each in unnamed if part_of(each.number) == part], own)
-        return [each for each in unnamed if part_of(each.number) not in parts]
+            self._match_unnamed([each for each in unnamed if source_of(each.number) == part], own)
+        return [each for each in unnamed if source_of(each.number) not in parts]
 
     def _is_there(self, unnamed: Sequence[Found], end: End) -> bool:
         """Whether a reason of an unknown rank may be of a pod: it is not in another one's lines."""

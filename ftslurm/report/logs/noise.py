@@ -30,7 +30,7 @@ _AFTERMATH = re.compile(
     r"|Training errored after \d|Error file: |Trial \S+ errored|\(raylet|(?:Number of )?[Ee]rrored trials"
     r"|(?:DEBUG|INFO|WARNING|ERROR):torch\.distributed\.(?:elastic|launch|run)\b"
     r"|.{0,60}\btorch\.distributed\.(?:elastic|launcher|run)\b|E0000 |INFO: +(?:Cleaning|Terminating|gocryptfs)"
-    r"|\[rank: \d+\] Child process with PID"
+    r"|\[rank: \d+\] Child process with PID|(?:submitit WARNING \(.{1,40}\) - |WARNING:submitit:)Bypassing signal"
 )
 
 

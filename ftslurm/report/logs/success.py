@@ -68,7 +68,8 @@ def says_again(text: str) -> bool:
 
 def works(text: str) -> bool:
     """Whether a line is one of training's progress."""
-    return _WORKS.search(text[:400]) is not None
+    # Slurm's own lines speak of its steps.
+    return not text.startswith(("srun: ", "slurmstepd: ")) and _WORKS.search(text[:400]) is not None
 
 
 def step_of(text: str) -> int | None:
