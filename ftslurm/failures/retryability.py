@@ -187,7 +187,9 @@ def _non_retryable(record: ErrorRecord, raised: ExceptionRecord | None) -> tuple
         if code in (126, 127) and text.startswith("cannot start "):
             return "the program cannot be started", False
         return None, False
-    if raised.type in _SYNTAX or raised.type in _IMPORT:
+    # A shared object that another process replaced on NFS is there again at the next start.
+    imports = raised.type in _IMPORT and not raised.message.endswith("Stale file handle")
+    if raised.type in _SYNTAX or imports:
         return f"{raised.type} at start", raised.type in _SYNTAX
     if (raised.module, raised.type) == _RUNPY:
         return "Python cannot run the module", False

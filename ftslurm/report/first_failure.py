@@ -194,7 +194,8 @@ def signature(worker: FailedWorker) -> str:
         # The symptoms of one broken connection differ from rank to rank; of several ranks that refuse their
         # arguments, the output of the first one is read.
         return worker.cause.name
-    line = worker.what[:2000].strip().split("\n", 1)[0][:200]
+    # A launcher may have ended it meanwhile.
+    line = worker.what[:2000].strip().split("\n", 1)[0].partition("; exit code ")[0][:200]
     return f"{worker.cause.name}|{VARIABLE.sub('#', line)}"
 
 

@@ -112,6 +112,11 @@ POSITIVE = [
     ("cuda-oom", raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "torch")),
     ("cuda-oom", raised("OutOfMemoryError", "HIP out of memory.", "torch.cuda")),
     ("npu-oom", raised("RuntimeError", "NPU out of memory. Tried to allocate 2.32 GiB")),
+    (
+        "miopen-cache",
+        raised("RuntimeError", "miopenStatusInternalError", tail="MIOpen Error: SQLite database: locking protocol\n"),
+    ),
+    ("compile-cache", raised("ImportError", "/c/t.so: cannot stat shared object: Stale file handle")),
     ("npu-oom", signal("SIGABRT", tail="terminate called\ncode: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")),
     (
         "nccl-shm",

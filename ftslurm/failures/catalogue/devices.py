@@ -70,6 +70,11 @@ ROWS: tuple[Cause, ...] = (
                  exception("RuntimeError", text=r"HSA_STATUS_ERROR")),
           "A fault of the program or of the GPU: repeat with HIP_LAUNCH_BLOCKING=1; see dmesg (amdgpu), rocm-smi.",
           not_for="a segmentation fault of the host's code", blame=PERHAPS, symptom_of=GPU),
+    Cause("miopen-cache", "MIOpen's cache of kernels cannot be used", PRIMARY,
+          lambda e: cuda("miopenStatus")(e) and "SQLite database: " in e.tail,
+          "A database on a shared filesystem, or a damaged one: remove it, and set MIOPEN_USER_DB_PATH and"
+          " MIOPEN_CUSTOM_CACHE_DIR to a directory of the node.",
+          not_for="an error of the GPU", behind=True),
     Cause("hip-error", "HIP error", PRIMARY, cuda(r"^HIP error|^HIP runtime|MIOpen Error|miopenStatus|rocBLAS error"),
           "Look for amdgpu messages of this node in dmesg; if it repeats on this node, exclude it.",
           not_for="a message that only mentions HIP", blame=PERHAPS, symptom_of=GPU),

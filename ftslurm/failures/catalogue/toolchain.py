@@ -30,10 +30,11 @@ ROWS: tuple[Cause, ...] = (
           "See LD_LIBRARY_PATH and loaded modules on this node: a system library may shadow the environment's.",
           not_for="a module that is missing", restart=POINTLESS, behind=True),
     Cause("compile-cache", "a compiler's cache is damaged or not writable", PRIMARY,
-          exception("FileNotFoundError", "JSONDecodeError", "EOFError", "OSError", "KeyError", "UnpicklingError",
+          either(exception("FileNotFoundError", "JSONDecodeError", "EOFError", "OSError", "KeyError", "UnpicklingError",
           "PermissionError",
                     text=r"torchinductor_|/\.triton/|triton/cache|TRITON_CACHE|Unknown key: .{0,3}cubin"
                          r"|inductor.{0,20}cache"),
+                 exception("ImportError", text="cannot stat shared object: Stale file handle")),
           "Use a node-local cache (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR), and remove the old one.",
           not_for="a file of the script", behind=True),
     Cause("extension-build", "a C++ or CUDA extension could not be built", PRIMARY,

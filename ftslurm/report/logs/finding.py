@@ -468,12 +468,14 @@ def _is_copy(each: Found, first: Found) -> bool:
     # Processes of Ray: each has its own label.
     ours = each.thing.line.node or "", first.thing.line.node or ""
     other = ours[0] != ours[1] and " pid " in f" {ours[1]}" and each.rank != first.rank
+    # Or a framework logs what torch.multiprocessing then raises again.
+    other = other or (each.thing.spawned and each.rank is not None)
     return other and first.rank is None and _text_of(each.thing) == _text_of(first.thing)
 
 
 def _text_of(raised: Raised) -> tuple[str, str]:
     exception = reason(raised.exception)
-    return exception.type, exception.message
+    return exception.type, exception.message.split("\n", 1)[0]
 
 
 def _is_labelled(each: Found) -> bool:

@@ -27,6 +27,7 @@ from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
 from ftslurm.report.logs.rank_errors import (
     DEAD_NODE,
     UNKNOWN,
+    has_lost_process,
     has_waited,
     is_cascade,
     is_of_distributed,
@@ -126,10 +127,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
             later = next(ends, None)
             notes += [f"later: {later.why}"] if later is not None else []
         job = None
-    if state == "OUT_OF_MEMORY" and all(is_cascade(error) for error in errors.values()):
-        error = oom_error(log)
-        free = min([error.rank, *(number - 1 for number in errors if number < 0)]) if error.rank < 0 else error.rank
-        errors[free], tails[free] = replace(error, rank=free), log.tail(log.lines) if not errors else ""
+    if state == "OUT_OF_MEMORY":
+        _add_oom(log, errors, tails)
     resort = None if errors or state is not None or well else last_resort(log, finder.late)
     if resort is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
@@ -138,6 +137,18 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
     return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes), resort is not None)
+
+
+def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]) -> None:
+    """Add the process that was killed for memory, if no failure has a reason of its own."""
+    if not all(is_cascade(error) or has_lost_process(error) for error in errors.values()):
+        return
+    error = oom_error(log)
+    free = min([error.rank, *(number - 1 for number in errors if number < 0)]) if error.rank < 0 else error.rank
+    # What lost the killed process notices it before Slurm tells.
+    order = min([error.order, *(each.order - 1 for each in errors.values())])
+    tails[free] = "" if errors else log.tail(log.lines)
+    errors[free] = replace(error, rank=free, order=order)
 
 
 def _given_rank(lines: Sequence[Line]) -> int | None:

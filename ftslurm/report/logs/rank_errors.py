@@ -159,6 +159,12 @@ def is_cascade(error: RankError) -> bool:
     return classify(evidence_of(worker, error.message if error.kind == "signal" else "")).cascade
 
 
+def has_lost_process(error: RankError) -> bool:
+    """Return whether a failure only reports that a process of Ray's died."""
+    worker = failed_worker_of(error.rank, None, error, None, "")
+    return classify(evidence_of(worker, "")).name == "ray-process"
+
+
 def is_of_distributed(error: RankError) -> bool:
     """Return whether torch.distributed raised a failure, as where a peer's node is lost."""
     raised = error.exception
