@@ -141,6 +141,11 @@ def cut_middle(text: str, limit: int) -> str:
     last = text[len(text) - (limit - 5 - len(first)) :]
     begin, _, end = last.partition(" ")
     last = end if end and len(begin) < min(WORD, head // 2) else last
+    negation = re.search(r"\b(?:not|no|never|cannot|without|\w{1,6}n't)\s+$", text[: len(text) - len(last)])
+    if negation is not None and negation.start() > len(first):
+        # Without it the end would say the opposite.
+        last = f"{negation[0]}{last}"
+        first = first[: max(8, len(first) - len(negation[0]))].rpartition(" ")[0] or first
     return f"{first.rstrip()} ... {last.lstrip()}"
 
 

@@ -15,6 +15,7 @@ from ftslurm.collectives import phrases
 from ftslurm.collectives.finding import ABORTED, LEFT, Aborted, Finding, Party
 from ftslurm.collectives.judgement import APART, CYCLE, NOTHING, Judgement, judge
 from ftslurm.dataclasses import replace
+from ftslurm.failures.causes import CASCADE
 from ftslurm.monitor.stack_classifier import ENDS, WAITS, WORKS
 from ftslurm.monitor.triage import COLLECTIVES, Group, Triage, describe, is_held, with_suspects
 from ftslurm.records.error import Frame
@@ -269,7 +270,10 @@ def collectives_text(entry: Json, style: Style) -> list[str]:
         mark = "*" if each["suspect"] else " "
         lines.append(clip(f" {mark}{clip(name, width):<{width}}  {safe(did(each))}", style.width))
     lines += [line for text in found["remarks"] for line in style.wrapped(safe(text))]
-    lines += style.wrapped(f"hint: {found['advice']}") if found["advice"] and not found["used"] else []
+    first = entry["first_failure"]
+    # Beside an exception with a reason of its own, what the others waited for needs no advice.
+    asks = first is None or first["hang"] is not None or first["role"] == CASCADE
+    lines += style.wrapped(f"hint: {found['advice']}") if found["advice"] and asks and not found["used"] else []
     missing = found["missing"]
     if missing is not None:
         ranks = ranks_of(missing["ranks"], missing["count"], missing["nodes"], missing["node_count"])

@@ -403,7 +403,9 @@ def _of_child(worker: FailedWorker, child: FailedWorker, reason: str) -> FailedW
     if not any(not is_library(frame.file) and not frame.file.startswith("<") for frame in child.frames):
         return replace(worker, lines=(*worker.lines, *lines))
     if worker.frames:
-        lines.append(f"the child process was started at {own_frame(worker.frames).place}")
+        # What the program raises itself is behind the call.
+        started = "started" if is_library(worker.frames[-1].file) else "judged"
+        lines.append(f"the child process was {started} at {own_frame(worker.frames).place}")
     return replace(worker, frames=child.frames, lines=(*worker.lines, *lines))
 
 

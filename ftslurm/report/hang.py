@@ -13,6 +13,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
 from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.own_code import is_library
+from ftslurm.failures.reason import by_distributed
 from ftslurm.monitor import stack_classifier
 from ftslurm.monitor.faulthandler_text import Frame, Reader
 from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
@@ -40,7 +41,7 @@ from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, lo
 from ftslurm.report.reported_before import dead_thread, short_place
 from ftslurm.report.root_cause import HANG
 from ftslurm.report.wording import those_ranks
-from ftslurm.text import clip, ranges
+from ftslurm.text import clip, plural, ranges
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -69,7 +70,7 @@ _LOCKED = (
 )
 _FINISHED = "If they wait for the rank that had finished: ranks must take part in equally many steps and collectives."
 _PARTIES = "They are at different places, and may wait for each other; where their paths part is shown below."
-_LOCAL = "Each waits for a thread of its own process: see what should have filled the queue or released the lock."
+_LOCAL = "It waits for a thread of its own process: see what should have filled the queue or released the lock."
 RECEIVES = frozenset(("recv", "irecv"))
 _RECEIVE = (
     "All wait to receive, and none sends: each recv needs a send of the other rank, before its own recv or with isend."
@@ -143,7 +144,10 @@ def hang_failure(
     # The headline has no room for a long message.
     parties = has_parties(verdict) and sum(group.activity is not None for group in verdict.groups) > 1
     short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
-    remarks = (*_raised_before(files, rank), *_other_threads(files, rank)) if len(suspect_ranks) == 1 else ()
+    if len(suspect_ranks) == 1:
+        remarks = (*_raised_before(files, rank), *_other_threads(files, rank))
+    else:
+        remarks = tuple(line for each in _parties(verdict) for line in _raised_before(files, each, traceback=True))
     plain = FirstFailure(
         round=files.number,
         kind=HANG,
@@ -237,15 +241,27 @@ def has_parties(verdict: Triage) -> bool:
     return not verdict.suspects and len(_all_ranks(verdict)) > 1
 
 
-def _raised_before(files: RoundFiles, rank: int) -> tuple[str, ...]:
-    """Return the traceback with which the stderr of the only suspect ends: it may be cleaning up after it."""
+def _parties(verdict: Triage) -> list[int]:
+    """Return the first rank of each of the few parties of which none is suspect."""
+    parts = [group for group in verdict.groups if group.activity is not None]
+    return [group.ranks[0] for group in parts] if not verdict.suspects and len(parts) <= PARTIES_NAMED else []
+
+
+def _raised_before(files: RoundFiles, rank: int, *, traceback: bool = False) -> tuple[str, ...]:
+    """Return the traceback with which the stderr of a rank ends: it may have left its work, or clean up after it.
+
+    Or its last line, unless only a traceback counts.
+    """
     text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
     if HEADER not in text:
-        return consequence.stderr_end(files, rank, of_trouble=True)
+        return () if traceback else consequence.stderr_end(files, rank, of_trouble=True)
     from ftslurm.failures.stderr_witness import TRACEBACK, witness
 
     found = witness(text)
-    if found is None or found.kind != TRACEBACK or found.thread:
+    if found is None or found.exception is None or found.kind != TRACEBACK or found.thread:
+        return ()
+    raised = found.exception
+    if by_distributed(raised.type, raised.module, raised.message, raised.inner_file):
         return ()
     if any(found.text in tail.text for other, tails in files.tails.items() if other != rank for tail in tails):
         return ()  # others went on after it
@@ -356,7 +372,8 @@ def _place_and_others(verdict: Triage, hang: Failure, dead: str) -> str:
             return f"hung: {dead or hang.message}"
         named = [f"{those(group)} {describe(group)}" for group in parts[:PARTIES_NAMED]]
         more = len(parts) - PARTIES_NAMED
-        return f"hung: {', '.join(named)}{f', and {more} more places' if more > 0 else ''}"
+        others = f", and {plural(more, 'more place')}" if more > 0 else ""
+        return f"hung: {', '.join(named)}{others}"
     suspect = verdict.suspects[0]
     text = f"{describe(suspect)}{_function(suspect)}"
     if has_finished(suspect) or (is_ending(suspect) and verdict.verdict == NO_ANSWER):
@@ -396,7 +413,7 @@ def _advice(verdict: Triage) -> str:
     if left and all(is_ending(group) for group in left):
         return _ENDING
     if not verdict.suspects and finished_ranks(verdict):
-        return _FINISHED
+        return _LOCAL if all(_waits_locally(group) for group in left) else _FINISHED
     if verdict.verdict != NO_ANSWER:
         activities = {group.activity.activity for group in verdict.groups if group.activity is not None}
         if not verdict.suspects and activities == {IMPORT}:

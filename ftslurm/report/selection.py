@@ -14,7 +14,7 @@ from heapq import nsmallest
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.reason import EXIT
 from ftslurm.failures.record_summary import SIMILAR
-from ftslurm.report.consequence import bystanders, finished
+from ftslurm.report.consequence import finished
 from ftslurm.report.facts import Clocks, Failure, RankError, RecordSummary, RoundFiles, RoundNode, Snapshot, Worker
 from ftslurm.report.root_cause import (
     OwnFailure,
@@ -151,7 +151,9 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     elif _lost_peers(snapshot, files.number) or (firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts)):
         # Of the ranks that the others waited for, the end of stderr may show why.
         failed = {own.rank for own in found}
-        others = [*finished(files)[:BYSTANDERS_READ], *bystanders(files, failed)[:BYSTANDERS_READ]]
+        workers = (worker for node in files.nodes for worker in node.workers)
+        ran = [worker.rank for worker in workers if worker.stopped_by_ftslurm and worker.rank not in failed]
+        others = [*finished(files)[:BYSTANDERS_READ], *ran[:BYSTANDERS_READ]]
         chosen = [Output(each, ("stderr",)) for each in others] + chosen
     if found and _is_of_store(found[0]):
         # Those that it waited for have perhaps tried to come to another place.

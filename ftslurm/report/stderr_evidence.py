@@ -44,7 +44,7 @@ _SENTENCE = re.compile(r"(?<=[.!]) ")
 _NO_DEVICE = re.compile(r"no GPUs found|No CUDA GPUs are available|CUDA is not available|is_available\(\) is False")
 _INITIALIZATION = re.compile(r"CUDA initialization: [^\n(]{8,200}")
 _INTERRUPTS = re.compile(r"(?i)interrupt|\bSIGINT\b|\bCtrl[-+ ]?C\b")
-_TOOL_LINES = 60
+_TOOL_LINES, _FEW = 60, 5
 _BY_TOOL = re.compile(r"[\w.+-]{1,60}: \S")
 _OF_ITS_CHILD = re.compile(r"(?i)\bchild returned status|\bexited with|\bfailed with exit|\bnot recoverable")
 _NUMBER = re.compile(r"\d+")
@@ -194,7 +194,7 @@ def _of_device(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None
 
 def _of_tool(message: str, stderr: str) -> Witness | None:
     """Return the first of the last lines that a command-line tool prints with its name before them."""
-    from ftslurm.failures.closing_lines import output_lines
+    from ftslurm.failures.closing_lines import is_summary, output_lines
     from ftslurm.failures.stderr_witness import LOGGED, Witness
 
     command = _COMMAND.search(message)
@@ -206,7 +206,9 @@ def _of_tool(message: str, stderr: str) -> Witness | None:
     above = [line for line in lines[: lines.index(known[0])][-1:] if known and _BY_TOOL.match(line)] if known else []
     if above and _OF_ITS_CHILD.search(known[0]):
         return Witness(LOGGED, cut_middle(above[0], _CHILD_LIMIT))
-    return Witness(LOGGED, cut_middle(known[-2:][0], _CHILD_LIMIT)) if known else None
+    reasons = [line for line in known if not is_summary(line)] or known
+    # What comes first is the reason of the rest.
+    return Witness(LOGGED, cut_middle(reasons[0 if len(reasons) <= _FEW else -1], _CHILD_LIMIT)) if known else None
 
 
 def _child_error(exception: ExceptionRecord) -> ExceptionRecord | None:
@@ -261,7 +263,10 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
         found = witness(exception.output) if exception.output else None
     if found is None and exception.output:
         lines = [line for line in output_lines(exception.output) if line.strip()]
-        line = next((line for line in reversed(lines) if not is_summary(line)), lines[-1] if lines else "")
+        reasons = [line for line in lines if not is_summary(line)] or lines[-1:]
+        # Of one tool, what comes first is the reason of the rest.
+        by_one = len({line.partition(": ")[0] for line in reasons}) == 1 < len(reasons) <= _FEW
+        line = (reasons[0] if by_one else reasons[-1]) if reasons else ""
         found = Witness(LOGGED, cut_middle(line.strip(), _CHILD_LIMIT)) if line else None
     if found is None and _COMPILER.search(exception.message):
         found = _of_compiler(stderr)

@@ -106,7 +106,7 @@ def test_a_rank_in_the_kernel_is_named_with_the_place_there(tmp_path: Path) -> N
 def test_ranks_that_wait_for_threads_of_their_own_are_not_sent_to_the_network(tmp_path: Path) -> None:
     queue = (MAIN, ("/usr/lib/python3.11/queue.py", 171, "get"), ("/usr/lib/python3.11/threading.py", 327, "wait"))
     _, text = told(hung(tmp_path, dict.fromkeys(range(4), queue)).close("failed", REASON))
-    assert "Each waits for a thread of its own process" in text
+    assert "It waits for a thread of its own process" in text
     assert "network" not in text
 
 
