@@ -40,11 +40,14 @@ def reported_before(worker: FailedWorker, tails: Sequence[LogTail]) -> Exception
 
 def is_adjacent(worker: FailedWorker, tails: Sequence[LogTail]) -> bool:
     """Return whether nothing is between a rank's own traceback and the one above it in its stderr."""
+    own = worker.exception
+    text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
+    if text.count(HEADER) < 2:
+        return False
     from ftslurm.failures.closing_lines import output_lines
     from ftslurm.failures.traceback_text import tracebacks
 
-    own = worker.exception
-    lines = output_lines(next((tail.text for tail in tails if tail.stream == "stderr"), ""))
+    lines = output_lines(text)
     found = tracebacks(lines)
     at = next((i for i in reversed(range(len(found))) if own is not None and found[i].exception.type == own.type), 0)
     return at > 0 and not any(line.strip() for line in lines[found[at - 1].end : found[at].first])

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ftslurm.dataclasses import dataclass, field, replace
 from ftslurm.failures.causes import ROWS
+from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.reason import EXIT, before_collective, by_distributed
-from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import (
     Attempt,
@@ -191,6 +191,10 @@ def survived_stderr(files: RoundFiles) -> list[str]:
 
 def _before(text: str, raised: ExceptionRecord) -> str:
     """Return an output without the exception's own traceback, if it has that, and what follows."""
+    if HEADER not in text:
+        return text
+    from ftslurm.failures.traceback_text import tracebacks
+
     lines = text.splitlines()
     own = next((each for each in reversed(tracebacks(lines)) if each.exception.type == raised.type), None)
     return text if own is None else "\n".join(lines[: own.first])
@@ -200,6 +204,10 @@ def _was_failing(tail: LogTail, first_ns: int | None) -> bool:
     """Return whether a rank had just printed a traceback as its last lines when the first one ended: it failed, too."""
     if first_ns is None or tail.written_ns is None or first_ns - tail.written_ns > ALIKE_NS:
         return False
+    if HEADER not in tail.text:
+        return False
+    from ftslurm.failures.traceback_text import tracebacks
+
     lines = tail.text.rstrip().splitlines()[-ALIKE_LINES:]
     found = tracebacks(lines)
     return bool(found) and found[-1].end == len(lines)
