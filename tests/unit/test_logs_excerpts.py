@@ -36,6 +36,10 @@ def test_an_excerpt_is_explained_by_what_it_contains(row: list[str], tmp_path: P
 
 
 HEADLINES = {
+    "ac-25": "ranks 0-3: RuntimeError: Not enough memory",
+    "ac-32": "ValueError: Free memory on device",
+    "ac-45": "some rank: killed by the kernel: out of memory",
+    "ac-61": "no failure found in these logs",
     "aa-03": "Timed out task names: tasks 1-7",
     "aa-15": "SGLang: Scheduler watchdog timeout",
     "aa-24": "Assertion failed: Failed to deserialize cuda engine.",

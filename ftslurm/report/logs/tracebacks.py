@@ -37,7 +37,8 @@ _UNCAUGHT = re.compile(
 _SNIPPET = re.compile(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # of Ray Train
 # Of Gaudi's and Ascend's runtimes, and of NCCL.
 TAGGED_RANK = re.compile(
-    r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank |communicator was aborted on rank )(\d{1,6})\b"
+    r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank |communicator was aborted on rank |store based barrier on"
+    r" rank: )(\d{1,6})\b"
 )
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
 _LOGGED = re.compile(
