@@ -84,6 +84,20 @@ def test_a_traceback_that_others_printed_and_lived_on_after_is_no_reason_of_a_ha
     assert "ends with a traceback" not in hung(tmp_path / "b", place, TRACEBACK, f"{TRACEBACK}mirror 1 ok\n")
 
 
+def test_the_tracebacks_of_two_parties_that_wait_for_each_other_are_both_looked_at(tmp_path: Path) -> None:
+    inner = "/lib/site-packages/torch/distributed/distributed_c10d.py"
+    here, there = [
+        [("/w/train.py", line, "main"), (inner, 9, name)] for line, name in ((20, "all_reduce"), (30, "barrier"))
+    ]
+    run = RunBuilder(tmp_path, nodes=2).round().log(2, TRACEBACK)
+    _, text = report_of(run.hang(0, places={0: here, 1: here, 2: there, 3: there}).stop())
+    assert "the stderr of rank 2 ends with a traceback: KeyError: 'bos' at train.py:6" in text
+    closed = TRACEBACK.replace("KeyError: 'bos'", f"RuntimeError: {CLOSED}")
+    run = RunBuilder(tmp_path / "b", nodes=2).round().log(2, closed)
+    _, text = report_of(run.hang(0, places={0: here, 1: here, 2: there, 3: there}).stop())
+    assert "ends with a traceback" not in text, "what follows from the others explains nothing"
+
+
 def test_the_users_other_threads_are_named_where_one_may_hold_what_a_rank_waits_for(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     waits = [("/w/train.py", 20, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")]

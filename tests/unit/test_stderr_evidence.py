@@ -132,6 +132,16 @@ def test_a_child_process_is_explained_by_what_the_exception_has_of_its_output_fi
     assert (found.found.text, found.of_child, found.exception) == ("no such shard", True, None)
 
 
+def test_the_first_line_of_a_tool_is_the_reason_of_its_others() -> None:
+    output = "tar: Unexpected EOF in archive\ntar: rmtlseek not stopped at a record boundary\n"
+    closing = "tar: Error is not recoverable: exiting now\n"
+    message = "Command '['tar', '-xf', 's.tar']' returned non-zero exit status 2."
+    for printed, stderr in ((f"{output}{closing}", ""), ("", f"{output}{closing}")):
+        failed = ExceptionRecord("CalledProcessError", "subprocess", message, output=printed)
+        found = said("exception", stderr, exception=failed)
+        assert found is not None and found.found.text == "tar: Unexpected EOF in archive"
+
+
 @pytest.mark.parametrize(
     "closing", ["tar: Error is not recoverable: exiting now", "make: *** [Makefile:3: all] Error 1"]
 )

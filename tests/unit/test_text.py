@@ -107,6 +107,16 @@ def test_it_needs_no_other_module_so_that_agents_can_use_it() -> None:
     assert set(found) <= {"__future__", "ftslurm", "ftslurm.text"}
 
 
+def test_a_negation_before_the_kept_end_is_kept_with_it() -> None:
+    text = (
+        "Unsupported: Detected data-dependent branching in the function. Dynamo does not support dynamic control flow."
+    )
+    for limit in range(52, len(text)):
+        shown = cut_middle(text, limit)
+        assert " support dynamic" not in shown or " not support dynamic" in shown, limit
+        assert len(shown) <= limit + 5
+
+
 def test_a_number_is_not_cut_to_another_one() -> None:
     text = "hung in queue.get at threadqueue_of_loader.py:1177 in train, and the rest of a long line that is cut here"
     for limit in range(len(text) - 1, 60, -1):
