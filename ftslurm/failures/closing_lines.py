@@ -1,19 +1,23 @@
 """Kinds of lines that stand at the end of a program's output: pure, bounded, and linear in the length of the text.
 
 What interpreters, libraries, launchers and shells print when a program ends is aftermath, below the reason. What a
-program prints as it goes on tells that a failure above was survived.
+program prints as it goes on tells that a failure above was survived. Hundreds of lines of one form hide what is above.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
 from ftslurm.failures.exception_line import LINE_LIMIT
 from ftslurm.failures.logged_error import RANK_PREFIX
 
 LIMIT = 256 * 1024  # characters of the text's end that are read
 LAST_LINES = 6
+FLOOD = 64
+"""Lines of one form, one after the other, that are a flood; so many of its last lines are kept."""
 
+_DIGITS = re.compile(r"\d+")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
 _LAUNCHER = (
     r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
@@ -146,3 +150,29 @@ def _above_dump(lines: list[str]) -> list[str]:
     while end and (not lines[end - 1].strip() or _OF_DUMP.match(RANK_PREFIX.sub("", lines[end - 1]))):
         end -= 1
     return lines[:end]
+
+
+def ends_in_flood(text: str) -> bool:
+    """Return whether most of an output's end are lines of one form at its very end, so that what is above matters."""
+    lines = text.rstrip().split("\n")
+    last = _form(lines[-1])
+    count = next((i for i, line in enumerate(reversed(lines)) if _form(line) != last), len(lines))
+    return count >= FLOOD and count * 2 > len(lines)
+
+
+def without_floods(text: str) -> str:
+    """Return an output with only the first and the last lines of each flood."""
+    kept: list[str] = []
+    for _, group in groupby(text.split("\n"), _form):
+        lines = list(group)
+        more = len(lines) - FLOOD
+        if more > 1 and lines[0].strip():
+            # Indented, so that it counts as part of what stands above.
+            lines = [lines[0], f"    ... {more - 1:,} lines like this one", *lines[-FLOOD:]]
+        kept += lines
+    return "\n".join(kept)
+
+
+def _form(line: str) -> str:
+    """Return a line but for its numbers."""
+    return _DIGITS.sub("#", line)

@@ -40,7 +40,6 @@ from ftslurm.report.facts import (
     aligned,
     read_error,
 )
-from ftslurm.report.floods import ends_in_flood, without_floods
 from ftslurm.report.record_reader import KIB, RECORD_LIMIT, Fact, RecordReader
 from ftslurm.report.root_cause import attempts_of, recorded_rank
 from ftslurm.sharedfs.bounded_read import (
@@ -377,9 +376,12 @@ class _Reader(RecordReader):
     def tail(self, stream: str, path: Path) -> Iterable[LogTail]:
         try:
             tail = read_tail(path, TAIL_LIMIT, self.owners)
-            if tail is not None and tail[1] > TAIL_LIMIT and ends_in_flood(tail[0]):
-                tail = read_tail(path, FLOOD_LIMIT, self.owners) or tail
-                tail = (without_floods(tail[0])[-TAIL_LIMIT:], *tail[1:])
+            if tail is not None and tail[1] > TAIL_LIMIT:
+                from ftslurm.failures.closing_lines import ends_in_flood, without_floods
+
+                if ends_in_flood(tail[0]):
+                    tail = read_tail(path, FLOOD_LIMIT, self.owners) or tail
+                    tail = (without_floods(tail[0])[-TAIL_LIMIT:], *tail[1:])
         except Malformed as error:
             self.problem(path, str(error))
             return
