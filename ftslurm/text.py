@@ -143,9 +143,10 @@ def cut_middle(text: str, limit: int) -> str:
     last = end if end and len(begin) < min(WORD, head // 2) else last
     negation = re.search(r"\b(?:not|no|never|cannot|without|\w{1,6}n't)\s+$", text[: len(text) - len(last)])
     if negation is not None and negation.start() > len(first):
-        # Without it the end would say the opposite.
-        last = f"{negation[0]}{last}"
-        first = first[: max(8, len(first) - len(negation[0]))].rpartition(" ")[0] or first
+        # Without it the end would say the opposite; not at the price of a name.
+        shorter = first[: len(first) - len(negation[0])].rpartition(" ")[0]
+        if shorter and re.search(r"[._/\d]", first[len(shorter) :]) is None:
+            first, last = shorter, f"{negation[0]}{last}"
     return f"{first.rstrip()} ... {last.lstrip()}"
 
 

@@ -107,6 +107,12 @@ def test_it_needs_no_other_module_so_that_agents_can_use_it() -> None:
     assert set(found) <= {"__future__", "ftslurm", "ftslurm.text"}
 
 
+def test_a_name_is_not_cut_for_a_negation() -> None:
+    text = "OSError: no_such_library.so.3: cannot open shared object file: No such file or directory"
+    for limit in range(66, len(text)):
+        assert "no_such_library.so.3" in cut_middle(text, limit), limit
+
+
 def test_a_negation_before_the_kept_end_is_kept_with_it() -> None:
     text = (
         "Unsupported: Detected data-dependent branching in the function. Dynamo does not support dynamic control flow."
