@@ -30,12 +30,6 @@ _TRIED = re.compile(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
     r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
 )
-ABOVE_LIMIT = 4096
-_TROUBLE = (
-    "err", "warn", "fail", "fatal", "can", "denied", "refused", "rejected", "unable", "could", "invalid", "not ",
-    "no such", "unk", "unreach", "timed", "exceed",
-)  # fmt: skip
-"""In each line that reports trouble: without any, the slow look for one is not needed."""
 SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -e, set -o pipefail)"
 RECURSION = 40
 """Equal calls on the stack of a crash; faulthandler prints no more than 100."""
@@ -161,9 +155,7 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     """Return the line that reports trouble right above a rank's traceback: of a library, or of the program's logger."""
     text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
     judged = worker.cause.cascade or {"stderr", "output"} & set(worker.evidence)
-    above, header, below = text.partition(HEADER)
-    quiet = HEADER not in below and not any(each in above[-ABOVE_LIMIT:].lower() for each in _TROUBLE)
-    if worker.exception is None or judged or not header or quiet:
+    if worker.exception is None or judged or HEADER not in text:
         return []
     from ftslurm.failures.stderr_witness import error_before
 
