@@ -1,4 +1,4 @@
-"""A failure in the first lines of the report: the answer, its place and time, and what qualifies it (pure)."""
+"""The first lines of the report: a failure, its place and time, what qualifies it, what the job survived (pure)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ftslurm.report.layout import Style, by_sentences, shortened, with_short_pat
 from ftslurm.report.wording import (
     WORKER_KINDS,
     Json,
+    cost_of,
     finding,
     first_of,
     follows,
@@ -19,9 +20,10 @@ from ftslurm.report.wording import (
     verdict,
     what,
 )
-from ftslurm.text import cut_middle, duration, first_line, plural, safe
+from ftslurm.text import clip, cut_middle, duration, first_line, plural, ranges, safe
 
-SAME_TIME_SHOWN = 3
+SAME_TIME_SHOWN = SURVIVED_SHOWN = 3
+REPEATS_SHOWN = 2
 UNTOLD = ("exception", "system-exit", "exit", "signal", "missing-file", "permission", "interrupt", "import-error")
 """Causes whose titles repeat the message."""
 ANSWER_LINES = 3
@@ -204,3 +206,55 @@ def _qualifications(other: Json) -> str:
 def round_of(report: Json, failure: Json) -> Json | None:
     """Return the round of a failure."""
     return next((r for r in report["rounds"] if r["round"] == failure["round"]), None)
+
+
+def survived(report: Json, style: Style) -> list[str]:
+    """The rounds that the job survived; those with the same end are one entry, shown by the newest."""
+    by_end: dict[str, list[Json]] = {}
+    for entry in report["rounds"]:
+        if entry["cost"] is not None:
+            failure = entry["first_failure"]
+            by_end.setdefault(failure["signature"] if failure else f"| {entry['reason']}", []).append(entry)
+    groups = sorted(by_end.values(), key=lambda group: int(group[-1]["round"]))
+    lines: list[str] = []
+    for group in groups[-SURVIVED_SHOWN:]:
+        lines += _survived_group(group, style)
+    rest = len(groups) - SURVIVED_SHOWN
+    return lines + ([f"  and {plural(rest, 'other kind')}, earlier"] if rest > 0 else [])
+
+
+def _survived_group(group: list[Json], style: Style) -> list[str]:
+    entry = group[-1]
+    failure, several = entry["first_failure"], len(group) > 1
+    title = f"round {entry['round']}"
+    if several:
+        title = f"{len(group)} rounds ({clip(ranges(e['round'] for e in group), 16)}), the last"
+    if failure is None:
+        why = entry["scheduler"] or first_line(entry["reason"] or "") or "why is not recorded"
+        lines = [style.line(f"{title}: {safe(entry['outcome'])}: {why}")]
+        parts = [f"at {step_of(entry)}"] if step_of(entry) else []
+    else:
+        lines = [style.line(f"{title}: {verdict(failure)}")]
+        parts = [f"at {place(failure)}"] if place(failure) else []
+        parts += [step_of(entry)] if failure["step"] is None and entry["optimizer_steps"] is not None else []
+        parts += [] if failure["step"] is None else [f"step {failure['step']}"]
+    texts = [", ".join(parts), cost_of(entry["cost"])]
+    return lines + [clip(f"    {text}", style.width) for text in texts if text]
+
+
+def repeated_failures(report: Json, style: Style) -> list[str]:
+    """The repeated failures of a node or rank; a repeated signature is shown with the failure itself."""
+    hints = [each for each in report["repeats"] if each["kind"] != "signature"]
+    return [line for each in hints[:REPEATS_SHOWN] for line in style.wrapped(each["text"])]
+
+
+def failed_otherwise(report: Json, cause: Json, style: Style) -> list[str]:
+    """Return how the round or attempt before the last one failed, if otherwise: that may be what has to be mended."""
+    before = [entry for entry in report["rounds"] if entry["round"] < cause["round"]]
+    earlier = before[-1]["first_failure"] if before else None
+    if earlier is None or earlier["signature"] == cause["signature"] or earlier["role"] == CASCADE:
+        return []
+    what = "attempt" if report["source"] != SOURCE else "round"
+    where = f" at {place(earlier)}" if place(earlier) else ""
+    text = shortened(verdict(earlier), 2 * style.width - len(where) - 40)
+    return style.wrapped(f"{what} {earlier['round']} failed otherwise: {text}{where}")

@@ -8,7 +8,18 @@ from typing import Any
 
 from ftslurm.failures.causes import OLDER_CHECKPOINT, OTHER_NODE, POINTLESS
 from ftslurm.rendezvous.checkpoints import bad_checkpoint
-from ftslurm.report.answer import ANSWER_LINES, SOURCE, answer, doubt_lines, of_rank, place_lines, round_of
+from ftslurm.report.answer import (
+    ANSWER_LINES,
+    SOURCE,
+    answer,
+    doubt_lines,
+    failed_otherwise,
+    of_rank,
+    place_lines,
+    repeated_failures,
+    round_of,
+    survived,
+)
 from ftslurm.report.layout import WIDTH, Style
 from ftslurm.report.lineage import requeue_line
 from ftslurm.report.lost_nodes import NO_AGENT
@@ -28,7 +39,6 @@ from ftslurm.report.sections import (
     traceback,
 )
 from ftslurm.report.stopped import blames_a_rank, is_interrupted, stop_hint
-from ftslurm.report.survived import failed_otherwise, repeated_failures, survived
 from ftslurm.report.wording import (
     SILENT,
     STACKS,
