@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.nccl import is_stuck
+from ftslurm.failures.own_code import is_library
 from ftslurm.failures.reason import PARSERS, links
 from ftslurm.records.error import ExceptionRecord
 
@@ -59,9 +60,24 @@ def os_error(*numbers: int) -> Match:
     return lambda e: e.exception is not None and re.search(pattern, e.message) is not None
 
 
+def not_quoted(match: Match, text: str) -> Match:
+    """Match, but for an exception of the program's own code whose message has the text behind words of its own.
+
+    There it is quoted: of another job, of a file's name, of a server's answer. What it was raised from is judged by
+    itself.
+    """
+
+    def matches(e: Evidence) -> bool:
+        last = e.frames[-1] if e.frames else None
+        own = last is not None and not is_library(last.file) and (last.source or "").lstrip().startswith("raise ")
+        return match(e) and not (own and re.match(rf"(?:\w+: )?(?:{text})", e.message) is None)
+
+    return matches
+
+
 def cuda(text: str) -> Match:
     """Match torch's exceptions for CUDA errors, by a pattern in the message; also those that NCCL met."""
-    by_torch = exception(*_CUDA_TYPES, text=text)
+    by_torch = not_quoted(exception(*_CUDA_TYPES, text=text), text)
     return lambda e: (
         by_torch(e)
         or ("Cuda failure" in e.nccl and re.search(text, e.nccl) is not None)

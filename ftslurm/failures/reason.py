@@ -92,7 +92,7 @@ def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:
     if cause is not None and not cause.frames:
         messages.append(cause.message)
     for text in messages:
-        if "\n" not in text:
+        if "\n" not in text or "</" in text:  # a server's page
             continue
         from ftslurm.failures.traceback_text import embedded
 

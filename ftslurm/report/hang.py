@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
-from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.own_code import is_library
-from ftslurm.failures.reason import by_distributed
 from ftslurm.monitor import stack_classifier
 from ftslurm.monitor.faulthandler_text import Frame, Reader
 from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
@@ -38,7 +36,7 @@ from ftslurm.report import consequence
 from ftslurm.report.facts import Failure, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
-from ftslurm.report.reported_before import dead_thread, short_place
+from ftslurm.report.reported_before import dead_thread, traceback_at_end
 from ftslurm.report.root_cause import HANG
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import clip, plural, ranges
@@ -145,9 +143,10 @@ def hang_failure(
     parties = has_parties(verdict) and sum(group.activity is not None for group in verdict.groups) > 1
     short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
     if len(suspect_ranks) == 1:
-        remarks = (*_raised_before(files, rank), *_other_threads(files, rank))
+        ends = traceback_at_end(files, rank) or consequence.stderr_end(files, rank, of_trouble=True)
+        remarks = (*ends, *_other_threads(files, rank))
     else:
-        remarks = tuple(line for each in _parties(verdict) for line in _raised_before(files, each, traceback=True))
+        remarks = tuple(line for each in _parties(verdict) for line in traceback_at_end(files, each))
     plain = FirstFailure(
         round=files.number,
         kind=HANG,
@@ -245,28 +244,6 @@ def _parties(verdict: Triage) -> list[int]:
     """Return the first rank of each of the few parties of which none is suspect."""
     parts = [group for group in verdict.groups if group.activity is not None]
     return [group.ranks[0] for group in parts] if not verdict.suspects and len(parts) <= PARTIES_NAMED else []
-
-
-def _raised_before(files: RoundFiles, rank: int, *, traceback: bool = False) -> tuple[str, ...]:
-    """Return the traceback with which the stderr of a rank ends: it may have left its work, or clean up after it.
-
-    Or its last line, unless only a traceback counts.
-    """
-    text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
-    if HEADER not in text:
-        return () if traceback else consequence.stderr_end(files, rank, of_trouble=True)
-    from ftslurm.failures.stderr_witness import TRACEBACK, witness
-
-    found = witness(text)
-    if found is None or found.exception is None or found.kind != TRACEBACK or found.thread:
-        return ()
-    raised = found.exception
-    if by_distributed(raised.type, raised.module, raised.message, raised.inner_file):
-        return ()
-    if any(found.text in tail.text for other, tails in files.tails.items() if other != rank for tail in tails):
-        return ()  # others went on after it
-    place = f" at {short_place(found.frames[-1])}" if found.frames else ""
-    return (f"the stderr of rank {rank} ends with a traceback: {found.text}{place}",)
 
 
 def _other_threads(files: RoundFiles, rank: int) -> tuple[str, ...]:

@@ -17,7 +17,14 @@ from ftslurm.report.alike import Alike, is_same
 from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.layout import shortened
-from ftslurm.report.reported_before import FOLLOWING, dead_thread, is_adjacent, one_reported_first, reported_before
+from ftslurm.report.reported_before import (
+    FOLLOWING,
+    dead_thread,
+    is_adjacent,
+    one_reported_first,
+    reported_before,
+    traceback_at_end,
+)
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import cut_middle, ranges
 
@@ -62,6 +69,7 @@ def of_rank(
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
         *_others_named(files, worker),
+        *_others_reported(files, worker),
         *(reported or ([] if dead else _right_above(worker, tails))),
     )
 
@@ -111,6 +119,14 @@ def _others_named(files: RoundFiles, worker: FailedWorker) -> list[str]:
         named = stopped
     found = [(rank, consequence.stack_place(files, rank)) for rank in sorted(named & stopped)[:RANKS_NAMED]]
     return [f"rank {rank} had not failed: it was {place}" for rank, place in found if place]
+
+
+def _others_reported(files: RoundFiles, worker: FailedWorker) -> list[str]:
+    """Return the tracebacks with which the stderr of ranks ends that ran on: one may have served the failed one."""
+    if worker.exception is None or worker.cause.cascade:
+        return []
+    ran = [one.rank for node in files.nodes for one in node.workers if one.stopped_by_ftslurm and one.error is None]
+    return [line for rank in ran if rank in files.tails for line in traceback_at_end(files, rank)][:RANKS_NAMED]
 
 
 def _recursion(worker: FailedWorker) -> list[str]:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.own_code import own_frame
-from ftslurm.failures.reason import links, reason
+from ftslurm.failures.reason import by_distributed, links, reason
 from ftslurm.records.error import ExceptionRecord, Frame
-from ftslurm.report.facts import LogTail
+from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker
 
 FOLLOWING = frozenset(
@@ -65,6 +65,25 @@ def one_reported_first(
     read = [each for each in same if tails.get(each.rank)]
     found = [(each, why) for each in read if (why := reported_before(each, tails[each.rank])) is not None]
     return found[0] if len(found) == 1 < len(read) else None
+
+
+def traceback_at_end(files: RoundFiles, rank: int) -> tuple[str, ...]:
+    """Return the traceback with which the stderr of a rank ends that did not end by it, as a sentence; empty: none."""
+    text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
+    if HEADER not in text:
+        return ()
+    from ftslurm.failures.stderr_witness import TRACEBACK, witness
+
+    found = witness(text)
+    if found is None or found.exception is None or found.kind != TRACEBACK or found.thread:
+        return ()
+    raised = found.exception
+    if by_distributed(raised.type, raised.module, raised.message, raised.inner_file):
+        return ()
+    if any(found.text in tail.text for other, tails in files.tails.items() if other != rank for tail in tails):
+        return ()  # others went on after it
+    place = f" at {short_place(found.frames[-1])}" if found.frames else ""
+    return (f"the stderr of rank {rank} ends with a traceback: {found.text}{place}",)
 
 
 def dead_thread(rank: int, tail: LogTail) -> str:

@@ -141,37 +141,34 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     # Of ranks that raised the same, one may have printed why.
     alike = [own for own in found[1:] if found[0].raised and _kind(own) == _kind(found[0])]
     chosen += [Output(own.rank, ("stderr",)) for own in alike[:OUTPUTS_ALIKE]]
+    failed = {own.rank for own in found}
+    workers = [worker for node in files.nodes for worker in node.workers]
+    stopped = [worker for worker in workers if worker.stopped_by_ftslurm]
+    ran = [worker.rank for worker in stopped if worker.rank not in failed][:BYSTANDERS_READ]
+    # What they printed may be why the first one failed, which they served.
+    chosen += [Output(each, ("stderr",)) for each in ran if found and found[0].raised]
     hang = hang_of(snapshot, files.number)
     if hang is not None or (files.stacks and not _lost_peers(snapshot, files.number)):
         suspects = _suspects(files, hang)
         chosen = [Output(each, ("stderr", "stdout")) for each in suspects] + chosen
         # What others have printed, too, is no reason.
-        peer = next((w.rank for node in files.nodes for w in node.workers if w.rank not in suspects), None)
+        peer = next((worker.rank for worker in workers if worker.rank not in suspects), None)
         chosen += [] if peer is None else [Output(peer, ("stderr",))]
     elif _lost_peers(snapshot, files.number) or (firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts)):
         # Of the ranks that the others waited for, the end of stderr may show why.
-        failed = {own.rank for own in found}
-        workers = (worker for node in files.nodes for worker in node.workers)
-        ran = [worker.rank for worker in workers if worker.stopped_by_ftslurm and worker.rank not in failed]
-        others = [*finished(files)[:BYSTANDERS_READ], *ran[:BYSTANDERS_READ]]
-        chosen = [Output(each, ("stderr",)) for each in others] + chosen
+        chosen = [Output(each, ("stderr",)) for each in [*finished(files)[:BYSTANDERS_READ], *ran]] + chosen
     if found and _is_of_store(found[0]):
         # Those that it waited for have perhaps tried to come to another place.
-        failed = {own.rank for own in found}
-        others = [worker.rank for node in files.nodes for worker in node.workers if worker.rank not in failed]
+        others = [worker.rank for worker in workers if worker.rank not in failed]
         chosen += [Output(each, ("stderr",)) for each in others[:BYSTANDERS_READ]]
     if any(not own.raised for own in found):
         # What a rank that did not fail has printed, too, is no reason.
-        failed = {own.rank for own in found}
-        workers = (worker for node in files.nodes for worker in node.workers)
         healthy = next((worker.rank for worker in workers if worker.rank not in failed), None)
         chosen += [] if healthy is None else [Output(healthy, ("stderr",))]
     if found and found[0].exited:
         # Ranks that ended in the same way while ftslurm stopped them have perhaps printed the same.
-        workers = (worker for node in files.nodes for worker in node.workers)
         code = found[0].end[0]
-        stopped = [each for each in workers if code and each.stopped_by_ftslurm]
-        same = [each.rank for each in stopped if each.exit_code == code or each.signal == "SIGTERM"]
+        same = [each.rank for each in stopped if code and (each.exit_code == code or each.signal == "SIGTERM")]
         chosen += [Output(each, ("stderr", "stdout")) for each in same[:OUTPUTS_PER_ROUND]]
     if files.number == snapshot.rounds[-1].number:
         chosen += [Output(each, ("stderr", "stdout")) for each in may_be_swallowed(files)]

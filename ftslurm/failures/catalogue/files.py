@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftslurm.failures.catalogue.cause import OLDER_CHECKPOINT, OTHER_NODE, POINTLESS, PRIMARY, Cause
 from ftslurm.failures.evidence import Evidence
-from ftslurm.failures.predicates import damaged, either, exception, not_saved, os_error, signal, with_path
+from ftslurm.failures.predicates import damaged, either, exception, not_quoted, not_saved, os_error, signal, with_path
 from ftslurm.failures.retryability import PERHAPS
 
 _NOT_WRITTEN = exception(
@@ -12,6 +12,7 @@ _NOT_WRITTEN = exception(
     text="PytorchStreamWriter failed writing|unexpected pos [0-9]+ vs|basic_ios::clear: iostream error",
 )
 """What torch raises without a reason."""
+_FULL = "No space left on device"
 
 
 def _without_directory(e: Evidence) -> bool:
@@ -54,7 +55,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("no-directory", "the working directory no longer exists", PRIMARY, _without_directory,
           "Something has removed it while the job ran: a cleanup, or a remounted filesystem.",
           not_for="a path that does not exist"),
-    Cause("disk-full", "disk full", PRIMARY, either(os_error(28), exception(text="No space left on device")),
+    Cause("disk-full", "disk full", PRIMARY, either(os_error(28), not_quoted(exception(text=_FULL), _FULL)),
           "Free space (or inodes) on that filesystem, or write elsewhere.",
           not_for="a quota, or a full /dev/shm behind a bus error", behind=True, blame=PERHAPS),
     Cause("quota", "disk quota exceeded", PRIMARY, either(os_error(122), exception(text="[Dd]isk quota exceeded")),
