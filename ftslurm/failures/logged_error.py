@@ -22,6 +22,7 @@ GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)
 _SHELL = re.compile(
     r"[\w./-]{1,200}: (?:line )?\d{1,6}: \S.{0,300}(?:unbound variable|parameter not set|not found|bad substitution"
     r"|No such file or directory|Permission denied|[Ss]yntax error.{0,200}|Exec format error)"
+    r"|Key '.{1,200}' is not in struct"  # of Hydra
 )
 _PLAIN = re.compile(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
 _NAMED = re.compile(

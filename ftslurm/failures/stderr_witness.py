@@ -72,7 +72,7 @@ _CLOSING = re.compile(
     r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
 )
 # Of a logger, below its level ERROR.
-_TOLD = re.compile(r".{0,60}?\b(?:INFO|DEBUG)\b")
+_INFORMS = re.compile(r".{0,60}?\b(?:INFO|DEBUG)\b")
 _SKIPS = re.compile(r"(?i)\b(?:skipping|ignoring|continuing)\b")
 TROUBLE = re.compile(
     r"\w(?:Error|Exception)\b|\b(?i:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable"
@@ -219,10 +219,10 @@ class _Search:
             elif not self._is_aftermath(line):
                 form = _DIGITS.sub("0", line)
                 # Of a loop that cleans up, each line names another number; what is closed may be opened again.
-                told = _TOLD.match(line) is not None
-                closing += form not in forms or not (told or ENDS.search(line))
+                informs = _INFORMS.match(line) is not None
+                closing += form not in forms or not (informs or ENDS.search(line))
                 forms.add(form)
-                known = _CLOSING.search(line) is not None or (told and not goes_on_without(line))
+                known = _CLOSING.search(line) is not None or (informs and not goes_on_without(line))
                 if logged is not None or closing > CLOSING_LINES or not known or STEP.search(line):
                     return logged or self._long_message(at, remaining)
             at -= 1

@@ -276,6 +276,10 @@ def most_telling_first(clocks: Clocks, number: int, ordered: Sequence[FailedWork
     if not ordered:
         return []
     first = ordered[0]
+    if first.cause.name == "write-failed":
+        # torch gives no reason; the system gave one to another rank.
+        full = next((each for each in ordered if each.cause.name in ("disk-full", "quota")), None)
+        return [full, *(each for each in ordered if each is not full)] if full is not None else list(ordered)
     # What could not be started was missed where all meet.
     if _of_store(first) and "clients joined" not in first.what:
         # How many came says more than a key that was not set.

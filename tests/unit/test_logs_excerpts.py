@@ -46,7 +46,7 @@ HEADLINES = {
     "aa-27": "could not be built: ld: cannot find -lcurand",
     "aa-34": "ModuleNotFoundError: No module named 'sparktorch'",
     "aa-38": "NVSHMEM: Peer GPU 1 is not accessible",
-    "aa-42": "the provided PTX was compiled with an unsupported toolchain",
+    "aa-42": "the GPU driver is too old for this CUDA",
     "r-03-easyr1-ray-oom": "some rank on 10.95.143.76 (pid 137564): Ray killed a task",
     "r-04-llamafactory-watchdog-rank5": "rank 5 printed no time-out of a collective: look there first; it had printed"
     ' last: "WARNING llamafactory',

@@ -109,6 +109,47 @@ def test_the_users_other_threads_are_named_where_one_may_hold_what_a_rank_waits_
     assert "rank 1 has another thread at train.py:11 in saver" in report_of(run.stop())[1]
 
 
+def test_the_traceback_of_a_rank_that_ran_on_may_be_why_the_one_that_it_served_failed(tmp_path: Path) -> None:
+    gone = RuntimeError("server closed the connection")
+    run = RunBuilder(tmp_path, nodes=2).round().log(0, f"{TRACEBACK}{'-' * 40}\n").fail(1, gone).stop()
+    cause, text = report_of(run)
+    assert cause["rank"] == 1
+    assert "the stderr of rank 0 ends with a traceback: KeyError: 'bos' at train.py:6" in text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "upstream job 881 failed: torch.AcceleratorError: CUDA error: device-side assert triggered",
+        "policy.yaml: keys 'on_ecc: uncorrectable ECC error' need an action",
+        "label 'No space left on device' is reserved",
+    ],
+)
+def test_what_a_programs_own_message_quotes_is_no_cause(tmp_path: Path, message: str) -> None:
+    quoted = (("/w/train.py", 4, "check", f'raise RuntimeError("{message}")'),)
+    cause, _ = report_of(RunBuilder(tmp_path, nodes=2).round().fail(1, RuntimeError(message), frames=quoted).stop())
+    assert cause["cause"] == "exception"
+    inner = (
+        ("/w/train.py", 4, "check", "model(x)"),
+        ("/lib/site-packages/torch/nn/modules/module.py", 9, "call", None),
+    )
+    run = RunBuilder(tmp_path / "b", nodes=2).round().fail(1, RuntimeError(message), frames=inner).stop()
+    assert report_of(run)[0]["cause"] != "exception"
+
+
+def test_a_servers_page_in_a_message_is_no_traceback_of_the_rank(tmp_path: Path) -> None:
+    page = f"registry answered: <html><pre>\n{TRACEBACK}</pre></html>"
+    cause, text = report_of(RunBuilder(tmp_path, nodes=2).round().fail(1, RuntimeError(page)).stop())
+    assert "RuntimeError: registry answered" in text and "KeyError" not in cause["what"]
+
+
+@pytest.mark.parametrize("below", ["2026-11-26 17:14:02.123 | INFO | data:verify:61 - bye", "| metric 3 | 84.0 |"])
+def test_what_a_logger_or_a_table_prints_below_an_error_does_not_hide_it(tmp_path: Path, below: str) -> None:
+    error = "2026-11-26 17:14:01.120 | ERROR | data:verify:60 - Tokenizer fingerprint mismatch"
+    run = RunBuilder(tmp_path, nodes=2).round().fail(1, record=False, exit_code=4, log=f"{error}\n{below}\n" * 1)
+    assert "rank 1 on n1: exit code 4: Tokenizer fingerprint mismatch (from its stderr)" in report_of(run.stop())[1]
+
+
 def test_ranks_that_end_themselves_at_one_place_fail_alike_whatever_each_has_printed(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in range(4):

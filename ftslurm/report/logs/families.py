@@ -109,6 +109,8 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
             else each
             for each in found
         ]
+    if len(found) == 1 and not more and "worker" in _words(of.rpartition("/")[2]):
+        found = [found[0]._replace(task=None)]  # Kubernetes' operators count workers from 0, beside a master of rank 0
     several = {place: len(rows) for place, rows in _rows(found).items()}
     if any(number > 1 for number in several.values()):
         # The same number on several nodes is a local rank.

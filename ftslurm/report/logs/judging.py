@@ -306,7 +306,7 @@ def _not_in_table(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]
         return []
     it, be = ("it", "is") if len(ended) == 1 else ("they", "are")
     what = "in torchrun's table of those" if table else "among srun's tasks"
-    text = f"rank {ranges(ended)} {be} not {what} that failed: {it} had ended without a failure"
+    text = f"rank {ranges(ended)} {be} not {what} that failed: {it} may have ended without one"
     return [f"{text}{_printed_last(log, ended)}"]
 
 

@@ -27,6 +27,7 @@ from ftslurm.report.logs.origins import (
     earlier_end,
     logged_before,
     logged_last,
+    lost_task,
     not_started,
     silent_end,
     unused,
@@ -90,9 +91,14 @@ class Matcher:
         self.nodes = {node for each in raised if (node := self._log.node_of(each.thing.line)) is not None}
         if not self.errors:
             self._match_weak([each for each in found if each not in strong])
-        if not self.errors:
+        bare = not self.errors
+        if bare:
             self._bare()
-        elif all(map(is_cascade, self.errors.values())):
+        if all(error.signal == "SIGABRT" or is_cascade(error) for error in self.errors.values()) and (
+            lost := lost_task(self._log, self.errors)
+        ):
+            self.errors[lost[0].rank], self.tails[lost[0].rank] = lost
+        elif not bare and all(map(is_cascade, self.errors.values())):
             self._add_origin([each for each in found if each not in strong])
         self._take_last_output(strong)
 

@@ -30,6 +30,7 @@ _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 
 Origin = tuple[RankError, str]
 """A failure, and the output that is evidence of it."""
+_LOST_TASK = re.compile(r"/task:(\d{1,6})\W.{0,80}heartbeat timeout")
 
 
 def unused(errors: Collection[int]) -> int:
@@ -85,6 +86,14 @@ def logged_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | Non
         if not any(_is_output(log, other) for other in later):
             return replace(record(rank, "exit", text, line.number), node=log.node_of(line)), line.text
     return None
+
+
+def lost_task(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
+    """Return the task whose heartbeats JAX or TensorFlow missed, which the others only report."""
+    found = next(((line, lost) for line in log.lines if (lost := _LOST_TASK.search(line.text)) is not None), None)
+    if found is None or ((rank := int(found[1][1])) in errors and rank >= 0):
+        return None
+    return record(rank, "exit", f"task {rank} stopped its heartbeats", found[0].number), found[0].text
 
 
 def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:

@@ -73,7 +73,8 @@ _CHDIR = re.compile(
 )
 _CONTAINER_WHY = re.compile(
     r"(?i)no space|no such|denied|not found|unauthorized|forbidden|\b40[134]\b|input/output|cannot allocate|timed? ?out"
-    r"|no loop devices|bad superblock|manifest|quota|exceeded|read-only|refused|unreachable|not permitted"
+    r"|nvidia-container-cli|no loop devices|bad superblock"
+    r"|manifest|quota|exceeded|read-only|refused|unreachable|not permitted"
 )
 _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
     (re.compile(r"(?:error: |^)execve\(\): (?P<m>.{1,400})"), "spawn", None, "could not be started: {m}", STRONG),
