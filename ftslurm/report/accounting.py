@@ -35,7 +35,7 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.report.facts import RoundNode, Snapshot
-from ftslurm.report.linking import begun_again
+from ftslurm.report.round_facts import begun_again
 from ftslurm.report.verdict import RoundVerdict
 from ftslurm.text import duration, plural
 

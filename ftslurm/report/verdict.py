@@ -17,7 +17,6 @@ from ftslurm.report.alike import alike, is_same
 from ftslurm.report.facts import Clocks, Doubt, History, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, beside_crash, judge
 from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, location_of, worker_failure
-from ftslurm.report.linking import Cost, linked
 from ftslurm.report.lost_nodes import (
     is_unreachable,
     lost_failure,
@@ -37,7 +36,16 @@ from ftslurm.report.root_cause import (
     round_files,
     survived_stderr,
 )
-from ftslurm.report.round_facts import attempt_of, ended_ns, nodes_of, outcome_of, started_ns, world_size_of
+from ftslurm.report.round_facts import (
+    Cost,
+    attempt_of,
+    ended_ns,
+    linked,
+    nodes_of,
+    outcome_of,
+    started_ns,
+    world_size_of,
+)
 from ftslurm.text import ranges
 
 if TYPE_CHECKING:
