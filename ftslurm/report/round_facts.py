@@ -1,4 +1,4 @@
-"""A round's outcome, nodes, size and times, as recorded, else by all its files; and what follows from the others (pure)."""
+"""A round's outcome, nodes, size and times, as recorded, else by all files; and what it has from others (pure)."""
 
 from __future__ import annotations
 
