@@ -70,7 +70,7 @@ def not_quoted(match: Match, text: str) -> Match:
     def matches(e: Evidence) -> bool:
         last = e.frames[-1] if e.frames else None
         own = last is not None and not is_library(last.file) and (last.source or "").lstrip().startswith("raise ")
-        return match(e) and not (own and re.match(rf"(?:\w+: )?(?:{text})", e.message) is None)
+        return match(e) and not (own and re.match(rf"(?:[\w ]{{1,20}}: )?(?:{text})", e.message) is None)
 
     return matches
 

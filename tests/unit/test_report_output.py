@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -109,12 +110,20 @@ def test_the_users_other_threads_are_named_where_one_may_hold_what_a_rank_waits_
     assert "rank 1 has another thread at train.py:11 in saver" in report_of(run.stop())[1]
 
 
-def test_the_traceback_of_a_rank_that_ran_on_may_be_why_the_one_that_it_served_failed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late_s", [-0.5, 0.5])
+def test_the_traceback_of_a_rank_that_ran_on_may_be_why_the_one_that_it_served_failed(
+    tmp_path: Path, late_s: float
+) -> None:
     gone = RuntimeError("server closed the connection")
-    run = RunBuilder(tmp_path, nodes=2).round().log(0, f"{TRACEBACK}{'-' * 40}\n").fail(1, gone).stop()
-    cause, text = report_of(run)
-    assert cause["rank"] == 1
-    assert "the stderr of rank 0 ends with a traceback: KeyError: 'bos' at train.py:6" in text
+    run = RunBuilder(tmp_path, nodes=2).round().log(0, f"{TRACEBACK}{'-' * 40}\n").fail(1, gone)
+    failed_ns = run.now_ns
+    path = run.stop().close("failed", "no restarts").write()
+    (log,) = path.rglob("ranks/00000/stderr.log")
+    os.utime(log, ns=(failed_ns, failed_ns + int(late_s * 1e9)))
+    report = make_report(path, now_ns=run.now_ns + 10**9)
+    line = "the stderr of rank 0 ends with a traceback: KeyError: 'bos' at train.py:6"
+    assert report["cause"]["rank"] == 1
+    assert (line in " ".join(render(report).split())) is (late_s < 0), "what it prints as it is stopped is no reason"
 
 
 @pytest.mark.parametrize(
