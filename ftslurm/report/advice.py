@@ -69,11 +69,8 @@ def advice_on(
         return "The kernel counted no out-of-memory kill here: look for users or tools that send SIGKILL."
     if name == "signal" and worker.signal in _OF_SIGNAL:
         return _OF_SIGNAL[worker.signal]
-    if name == "abort" and not stderr.strip() and attempt is None:
-        return "Native code, or the script itself (os.abort), aborted; these logs do not have its own last output."
-    if name == "abort" and not stderr.strip():
-        stacks = "its stacks show where" if worker.stacks else "PYTHONFAULTHANDLER=1 or a core file shows where"
-        return f"Native code, or the script itself (os.abort), aborted without a message: {stacks}."
+    if name == "abort":
+        return _abort(worker, stderr, attempt)
     if name in _CRASHED and not worker.stacks and "(most recent call first)" not in stderr:
         return _native(stderr)
     if name in ("system-exit", "exit"):
@@ -89,6 +86,17 @@ def advice_on(
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
     return None
+
+
+def _abort(worker: FailedWorker, stderr: str, attempt: Attempt | None) -> str | None:
+    if ": " in worker.what:
+        return ""  # its last message is quoted
+    if stderr.strip():
+        return None
+    if attempt is None:
+        return "Native code, or the script itself (os.abort), aborted; these logs do not have its own last output."
+    stacks = "its stacks show where" if worker.stacks else "PYTHONFAULTHANDLER=1 or a core file shows where"
+    return f"Native code, or the script itself (os.abort), aborted without a message: {stacks}."
 
 
 def _of_torch(worker: FailedWorker) -> str | None:

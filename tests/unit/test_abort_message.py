@@ -59,3 +59,4 @@ def test_the_first_line_has_them_for_an_abort_and_for_nothing_else(tmp_path: Pat
         run = RunBuilder(tmp_path / signal).round().wait(9).fail(1, signal=signal, log=log, core_dumped=True).stop()
         cause = make_report(run.close("failed", "x").write(), now_ns=1)["cause"]
         assert (cause["what"], cause["rank"]) == (expected, 1)
+        assert "last lines of stderr" not in cause["advice"], "they are quoted"
