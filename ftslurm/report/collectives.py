@@ -72,7 +72,9 @@ def judge_collectives(
 def _asked_after_failure(files: RoundFiles, failed_by_others: Collection[int]) -> set[int]:
     """Return the ranks whose call had failed when they were asked for their record, so that gloo counts it as done."""
     workers = [worker for node in files.nodes for worker in node.workers if worker.rank in failed_by_others]
-    failed = {worker.rank: worker.error.time_ns for worker in workers if worker.error is not None}
+    # In short from the node's file, else from the error record.
+    ends = {worker.rank: worker.error or files.errors.get(worker.rank) for worker in workers}
+    failed = {rank: end.time_ns for rank, end in ends.items() if end is not None}
     found = ((rank, files.collectives.get(rank), at_ns) for rank, at_ns in failed.items() if at_ns is not None)
     return {rank for rank, one, at_ns in found if one is not None and at_ns <= one.time_ns}
 

@@ -17,6 +17,7 @@ from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.html import render as html
 from ftslurm.report.markdown import render as markdown
+from ftslurm.report.pipeline import make_report
 from ftslurm.testing.runs import RunBuilder
 
 MAIN_FRAMES = (("/home/ann/lm/train.py", 120, "main", "main()"),)
@@ -107,6 +108,13 @@ def test_ranks_in_a_cycle_whose_time_is_over_are_told_with_the_cycle_though_one_
     assert report["cause"]["hang"]["verdict"] == "collectives-parties"
     assert "not joined" not in text
     assert "rank 1 waits in all_reduce #1 (group 2) for rank 3" in text
+    path = run.write()
+    for file in path.glob("rounds/*/nodes/*.json"):
+        node = json.loads(file.read_text())
+        workers = [{key: value for key, value in worker.items() if key != "error"} for worker in node["workers"]]
+        file.write_text(json.dumps(node | {"workers": workers}))
+    again = make_report(path)
+    assert again["cause"]["what"] == report["cause"]["what"], "the failures' times are in the error records, too"
 
 
 def test_the_records_find_the_odd_rank_where_all_stacks_are_alike(tmp_path: Path) -> None:
