@@ -45,7 +45,10 @@ def whereabouts_text(entry: Json, style: Style) -> list[str]:
         lines.append(style.line(f"no stacks were collected of {plural(missing['count'], 'rank')} ({missing['ranks']})"))
     if any(group["suspect"] for group in groups):
         lines.append(f"  *: {_MARKED[where['verdict']]}")
-    elif (entry["first_failure"] or {}).get("ranks") != str((entry["first_failure"] or {}).get("rank")):
+        return lines
+    first = entry["first_failure"] or {}
+    # Where one rank failed first, it is named already.
+    if first.get("ranks") != str(first.get("rank")):
         lines.append("  none of them is a suspect")
     return lines
 
