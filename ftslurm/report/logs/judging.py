@@ -145,7 +145,7 @@ def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str
         return
     error = oom_error(log)
     free = min([error.rank, *(number - 1 for number in errors if number < 0)]) if error.rank < 0 else error.rank
-    # What lost the killed process notices it before Slurm tells.
+    # What lost the killed process reports it before Slurm does.
     order = min([error.order, *(each.order - 1 for each in errors.values())])
     tails[free] = "" if errors else log.tail(log.lines)
     errors[free] = replace(error, rank=free, order=order)
