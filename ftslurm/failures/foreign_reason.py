@@ -75,6 +75,7 @@ _FORMS = (
     ),
     _Form(re.compile(r"(?P<text>Error (?:in .{1,200})?:.{0,300})$"), None, re.compile(r"Execution halted$")),  # R
 )
+_CAUSED = "Caused by: "
 _MAYBE = re.compile(r"panic|Exception in thread|ERROR: |forrtl: |Fortran runtime|: (?:fatal )?error: |^Error ")
 
 
@@ -99,8 +100,9 @@ def _found(lines: Sequence[str], at: int, form: _Form, head: re.Match[str]) -> F
     if form.place is None and first != at and (earlier := form.head.match(lines[first])) is not None:
         at, head, names = first, earlier, earlier.groupdict()
     place: re.Match[str] | None = head if names.get("file") else None
+    inner = next((i for i in range(len(lines) - 1, at, -1) if lines[i].startswith(_CAUSED)), at)  # of Java: the last
     if form.place is not None:
-        near = [*lines[at + 1 :], *lines[max(0, at - 2) : at]]
+        near = [*lines[inner + 1 :], *lines[max(0, at - 2) : at]]
         place = next((found for line in near if (found := form.place.match(line)) is not None), None)
     text = names.get("text") or next((line.strip() for line in lines[at + 1 : at + 3] if line.strip()), "")
     frame = None
@@ -108,4 +110,5 @@ def _found(lines: Sequence[str], at: int, form: _Form, head: re.Match[str]) -> F
         function = place.groupdict().get("function") or "<module>"
         frame = Frame(place["file"], int(place["line"]), function)
     prefix = "" if names.get("text") else f"panicked at {head['at'].rstrip(':')}: "
-    return Foreign(at, f"{prefix}{text.strip()}"[:TEXT_LIMIT], frame)
+    source = f" (from {lines[inner].removeprefix(_CAUSED).strip()})" if inner > at else ""
+    return Foreign(at, f"{prefix}{text.strip()}{source}"[:TEXT_LIMIT], frame)

@@ -18,19 +18,19 @@ _KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^
 _PAIR = re.compile(r"\b(\w{1,40})=(\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
 _ERROR_KEYS = ("err", "error", "exc", "exception")
 GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
-# Of bash and dash: a script's own error; of Hydra.
-_WHOLE = re.compile(
+BY_SHELL = re.compile(
     r"[\w./-]{1,200}: (?:line )?\d{1,6}: \S.{0,300}(?:unbound variable|parameter not set|not found|bad substitution"
     r"|No such file or directory|Permission denied|[Ss]yntax error.{0,200}|Exec format error)"
     r"|Key '.{1,200}' is not in struct"
 )
+"""What bash and dash print of a script's own error; of Hydra."""
 _PLAIN = re.compile(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
 _NAMED = re.compile(
     r"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S|(?:[a-z_]\w{1,60}\.){2,6}[A-Z]\w{2,60}: \S"
 )
 _PLACE = re.compile(
     r"^(?:(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?(?:\[[\w./-]{1,80}:\d{1,6}\] )?"
-    r"(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w./-]{1,80}\.py:\d{1,6} (?:-- )?|[\w.]{1,80}:(?!\d) ?(?=\S)"
+    r"(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w./-]{1,80}\.py:\d{1,6} (?:-- )?|(?a:[\w.]{1,80}):(?!\d) ?(?=\S)"
     r"|rank[= ]\d+\]?:? )?"
 )
 _LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
@@ -46,7 +46,7 @@ def logged_error(line: str) -> str | None:
     stated = stated_in(bare)
     if stated is not None and not stated.meaning:
         return stated.text
-    if _WHOLE.fullmatch(bare):
+    if BY_SHELL.fullmatch(bare):
         return bare
     by_lmod = _LMOD.match(bare)
     if by_lmod is not None:

@@ -27,6 +27,7 @@ _CANN = re.compile(
     r"\berrorStr: (?P<why>[^\n.]{4,200})"
     r"|\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>(?!Inner Error)[^\n]{1,400})"
 )
+_OF_CANN = re.compile(r"\w+:\S{1,300}:\d+ (?P<what>(?:HCCL|NPU|OPS) (?:function )?error)(?:: (?P<call>\w+)\(.*)?")
 _GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
 # Of inductor's compiler of C++.
 _BUILT = re.compile(
@@ -167,8 +168,8 @@ def message_line(message: str) -> str:
     by_cann = [*_CANN.finditer(rest)]
     if by_cann:
         found = next((each for each in by_cann if each["why"]), by_cann[0])
-        return f"{first.rstrip(' :')}: {(found['why'] or found['text']).strip()}"[:LIMIT]
-    first = first.rstrip()
+        return f"{_without_place(first).rstrip(' :')}: {(found['why'] or found['text']).strip()}"[:LIMIT]
+    first = _without_place(first)
     for line in rest.split("\n"):
         if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
             break
@@ -176,11 +177,21 @@ def message_line(message: str) -> str:
     return _with_end(_without_advice(first), rest)
 
 
+def _without_place(first: str) -> str:
+    """Return the first line of a message without the place in CANN's sources, and the arguments of its call."""
+    found = _OF_CANN.match(first)
+    if found is None:
+        return first.rstrip()
+    call = f": {found['call']}" if found["call"] else ""
+    return f"{found['what']}{call}{first[found.end() :].rstrip()}"
+
+
 def _with_end(first: str, rest: str) -> str:
-    """Return a first line with the last one, if there is only an indented list between them."""
+    """Return a first line with the last one, if a list is between them, or a value that fills the first one."""
     *between, last = [line for line in rest.split("\n") if line.strip()] or [""]
     listed = len(between) > 1 and all(line[:1].isspace() for line in between) and not last[:1].isspace()
-    if not listed or len(last) > _END_LIMIT or _NOTE.match(last) or _ADVICE.match(last) or _NO_TEXT.match(last):
+    filled = len(first) > LIMIT and bool(last)
+    if not (listed or filled) or len(last) > _END_LIMIT or _NOTE.match(last) or _ADVICE.match(last) or _NO_TEXT.match(last):
         return first
     return f"{first} ... {last}"
 
@@ -310,7 +321,7 @@ def whole_line(message: str) -> str:
     of_source = len(known) <= _FEW and all(line.startswith(" " * _SOURCE_INDENT) for line in known[1:])
     if not of_source and all(line[:2].isspace() for line in known[1:]) and not any(map(_POSITION.match, known[1:])):
         return ""
-    text = kept[0]
+    text = _without_place(kept[0])
     for line in kept[1:]:
         text += f"{' ' if text.endswith((',', '.', '!', '*')) else '; '}{line}"
     return text

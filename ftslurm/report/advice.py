@@ -138,6 +138,8 @@ def _by_agent(worker: FailedWorker) -> bool:
 def _exit(worker: FailedWorker, tails: Sequence[LogTail], attempt: Attempt | None) -> str | None:
     if worker.cause.name == "system-exit" and worker.exception is not None and not is_code(worker.exception.message):
         return ""  # its message is the reason
+    if {"stderr", "output"} & set(worker.evidence):
+        return ""  # it is quoted from there
     if worker.exit_code == TIMED_OUT:
         return "timeout(1) ends with 124 when its time is over: see the command line, and what the program waited for."
     if any(tail.text.strip() for tail in tails) or (attempt is None and not tails):

@@ -108,6 +108,8 @@ def output_evidence(
     from ftslurm.failures.closing_lines import is_aftermath
     from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, witness
 
+    if cause.name == "shell-missing" and (by_shell := _of_shell(texts.get("stderr", ""))) is not None:
+        return _accepted(by_shell, "its stderr", exception, signal)
     known = exception.message if exception is not None else ""
     for stream in ("stderr", "stdout"):
         found = witness(texts.get(stream, ""), apart_from=known.split("\n"))
@@ -119,6 +121,16 @@ def output_evidence(
         if not is_aftermath(texts.get(stream, "")):
             return None
     return None
+
+
+def _of_shell(stderr: str) -> Witness | None:
+    """Return what a shell could not run, below which its script's traps may have printed."""
+    from ftslurm.failures.closing_lines import output_lines
+    from ftslurm.failures.logged_error import BY_SHELL
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
+
+    line = next(filter(BY_SHELL.fullmatch, reversed(output_lines(stderr))), "")
+    return Witness(LOGGED, cut_middle(line, _CHILD_LIMIT)) if line else None
 
 
 def _is_in(found: Witness, text: str) -> bool:

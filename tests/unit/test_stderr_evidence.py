@@ -312,3 +312,22 @@ def test_the_driver_that_torch_only_warned_of_is_why_there_is_no_gpu() -> None:
     assert found.exception is not None
     assert "driver on your system is too old" in found.exception.message
     assert said("gpu-missing", "", exception=error) is None
+
+
+def test_what_a_shell_could_not_run_is_told_above_what_its_trap_prints() -> None:
+    missing = "./train.sh: line 4: evn_check: command not found"
+    found = said("shell-missing", f"starting\n{missing}\ncleanup done\nremoving scratch\n")
+    assert found is not None and found.found.text == missing
+    assert said("shell-missing", "starting\ncleanup done\nremoving scratch\n") is None
+
+
+def test_a_reason_that_is_quoted_needs_no_advice_to_look_for_it(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().fail(1, SystemExit(1), log="2026-11-24 [ERROR] 校验失败: 分片 42 不匹配\n")
+    cause = make_report(run.stop().close("failed", "x").write(), now_ns=1)["cause"]
+    assert "校验失败: 分片 42 不匹配" in cause["what"], "a logger's name has no such letters"
+    assert not cause["advice"]
+
+
+def test_the_last_line_of_a_message_is_kept_below_a_value_that_fills_the_first_one() -> None:
+    values = ", ".join(f"{i / 7}" for i in range(300))
+    assert message_line(f"tensor([{values}])\nhas 3 NaN rows").endswith("]) ... has 3 NaN rows")

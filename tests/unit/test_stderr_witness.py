@@ -122,6 +122,13 @@ JAVA = """\
 Exception in thread "main" java.lang.OutOfMemoryError: Java heap space
 \tat org.apache.arrow.Foo.bar(Foo.java:12)
 """
+CAUSED = """\
+Exception in thread "main" java.lang.IllegalStateException: vocab not sorted
+\tat com.acme.tok.Vocab.load(Vocab.java:88)
+Caused by: java.util.NoSuchElementException: token 'then'
+\tat com.acme.tok.Vocab.next(Vocab.java:40)
+\t... 1 more
+"""
 TIME_OVER = """\
 Timeout (0:00:06)!
 Thread 0x00007f4c918b9b80 (most recent call first):
@@ -138,6 +145,10 @@ Thread 0x00007f4c918b9b80 (most recent call first):
             "panicked at tokenizers-lib/src/models/bpe/trainer.rs:517:66: called `Option::unwrap()` on a `None` value",
         ),
         (JAVA, "java.lang.OutOfMemoryError: Java heap space"),
+        (
+            CAUSED,
+            "java.lang.IllegalStateException: vocab not sorted (from java.util.NoSuchElementException: token 'then')",
+        ),
         (TIME_OVER, "faulthandler's time-out: Timeout (0:00:06)!"),
     ],
 )
