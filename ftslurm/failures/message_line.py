@@ -191,7 +191,13 @@ def _with_end(first: str, rest: str) -> str:
     *between, last = [line for line in rest.split("\n") if line.strip()] or [""]
     listed = len(between) > 1 and all(line[:1].isspace() for line in between) and not last[:1].isspace()
     filled = len(first) > LIMIT and bool(last)
-    if not (listed or filled) or len(last) > _END_LIMIT or _NOTE.match(last) or _ADVICE.match(last) or _NO_TEXT.match(last):
+    if (
+        not (listed or filled)
+        or len(last) > _END_LIMIT
+        or _NOTE.match(last)
+        or _ADVICE.match(last)
+        or _NO_TEXT.match(last)
+    ):
         return first
     return f"{first} ... {last}"
 

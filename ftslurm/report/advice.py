@@ -83,6 +83,8 @@ def advice_on(
         return _arguments(stderr, attempt)
     if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch", "nccl"):
         return _of_torch(worker)
+    if name == "missing-file" and worker.frames and worker.frames[-1].file.endswith("/shared_memory.py"):
+        return "No process on this node has created this block of shared memory, or one has removed it."
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
     return None

@@ -24,6 +24,7 @@ LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
 _HEADER = "Traceback (most recent call last):"
 _HANDLER = re.compile(r"(?i)alarm|alrm|signal|sig_?(?:term|int|usr|hup)|timeout|timed_?out|handler")
+_END = re.compile(r"; (?:exit code |then SIG)")
 VARIABLE = re.compile(r"0x[0-9a-fA-F]+|(?<=/)tmp\w{3,12}\b|\d+(?:\.\d+)?")
 
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?)/(.+)\Z")
@@ -195,7 +196,7 @@ def signature(worker: FailedWorker) -> str:
         # arguments, the output of the first one is read.
         return worker.cause.name
     # A launcher may have ended it meanwhile.
-    line = worker.what[:2000].strip().split("\n", 1)[0].partition("; exit code ")[0][:200]
+    line = _END.split(worker.what[:2000].strip().split("\n", 1)[0], maxsplit=1)[0][:200]
     return f"{worker.cause.name}|{VARIABLE.sub('#', line)}"
 
 

@@ -28,6 +28,7 @@ _BEHIND = re.compile(
     r"| \(on ranks? [\d, -]{1,200}\)(?=\W*$)"
     r"|, exceeded error retry count after \d+ attempts"
 )
+_OF_COMMAND = re.compile(r"(\((?:after|from) \w+: [\w ]{1,40}?) of the command .*(?=\)$)")
 # Types that say nothing.
 _TYPE_BEHIND = re.compile(
     r"(?<= \()(?:Runtime|DistBackend|Unpickling)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?"
@@ -79,7 +80,7 @@ def shortened(text: str, room: int) -> str:
         return shortened(f"{both['first']}{both['end']}", room)
     if len(text) > room:
         text = _BEHIND.sub("", text)
-    for known, short in ((_BY_NCCL, _nccl), (_SOURCE, r"\1: "), (_FUNCTION, "")):
+    for known, short in ((_OF_COMMAND, r"\1"), (_BY_NCCL, _nccl), (_SOURCE, r"\1: "), (_FUNCTION, "")):
         text = known.sub(short, text, count=1) if len(text) > room else text
     if len(text) > room:
         text = _DATA.sub(r"\1...\2", text)

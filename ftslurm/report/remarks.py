@@ -19,6 +19,7 @@ from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.layout import shortened
 from ftslurm.report.reported_before import (
     FOLLOWING,
+    collected_before,
     dead_thread,
     is_adjacent,
     one_reported_first,
@@ -162,6 +163,7 @@ def _reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence
     why = one[1] if one is not None else None
     if one is None and (first.exception.type in FOLLOWING or is_adjacent(first, tails)):
         why = reported_before(first, tails)
+    why = why or collected_before(first, tails)
     if why is None:
         return []
     rank = f"rank {one[0].rank} alone" if one is not None else "it"

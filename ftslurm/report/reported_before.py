@@ -6,6 +6,7 @@ await or a missing file; ranks that agree on a common failure all raise it, and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ftslurm.failures.exception_line import HEADER
@@ -20,6 +21,9 @@ FOLLOWING = frozenset(
      "FileNotFoundError", "TimeoutError")
 )  # fmt: skip
 """Types of exceptions by which a program notices what failed elsewhere."""
+_NAME = re.compile(
+    r"\b(?!Fail|Error|Exception|Train|Trace|Rank|Step|Epoch)(?:[A-Z][a-z]+[A-Z]?\w{3,60}|[a-z]\w{0,60}[_\d]\w{1,60})\b"
+)
 
 
 def reported_before(worker: FailedWorker, tails: Sequence[LogTail]) -> ExceptionRecord | None:
@@ -51,6 +55,26 @@ def is_adjacent(worker: FailedWorker, tails: Sequence[LogTail]) -> bool:
     found = tracebacks(lines)
     at = next((i for i in reversed(range(len(found))) if own is not None and found[i].exception.type == own.type), 0)
     return at > 0 and not any(line.strip() for line in lines[found[at - 1].end : found[at].first])
+
+
+def collected_before(worker: FailedWorker, tails: Sequence[LogTail]) -> ExceptionRecord | None:
+    """Return what a rank went on after and has logged under a name that its own exception has; None: nothing.
+
+    A program that collects the failures of its parts reports them by their names at its end.
+    """
+    own = worker.exception
+    text = next((tail.text for tail in tails if tail.stream == "stderr"), "")
+    if own is None or text.count(HEADER) < 2:
+        return None
+    from ftslurm.failures.closing_lines import output_lines
+    from ftslurm.failures.traceback_text import tracebacks
+
+    lines, names = output_lines(text), set(_NAME.findall(own.message))
+    for found in reversed(tracebacks(lines)):
+        above = lines[found.first - 1] if found.first else ""
+        if found.exception.type != own.type and names.intersection(_NAME.findall(above)):
+            return reason(found.exception)
+    return None
 
 
 def one_reported_first(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.failures.causes import ROWS, Cause
+from ftslurm.failures.causes import ROWS, Cause, Evidence, find
 from ftslurm.failures.message_line import message_line
 from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.report.layout import shortened
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
 from ftslurm.testing.runs import RunBuilder
@@ -331,3 +332,32 @@ def test_a_reason_that_is_quoted_needs_no_advice_to_look_for_it(tmp_path: Path) 
 def test_the_last_line_of_a_message_is_kept_below_a_value_that_fills_the_first_one() -> None:
     values = ", ".join(f"{i / 7}" for i in range(300))
     assert message_line(f"tensor([{values}])\nhas 3 NaN rows").endswith("]) ... has 3 NaN rows")
+
+
+def test_a_failure_that_was_collected_under_a_name_is_told_with_the_exception_that_has_the_name(tmp_path: Path) -> None:
+    log = f"WARNING callback Checkpointer.on_step raised, continuing\n{TRACEBACK}step 8 loss 1.5\n"
+    own = 'Traceback (most recent call last):\n  File "/home/ann/train.py", line 42, in train_step\n'
+    for name, told in (("Checkpointer", True), ("Profiler", False)):
+        error = RuntimeError(f"1 callback(s) failed: {name}")
+        run = RunBuilder(tmp_path / name).round().fail(1, error, log=f"{log}{own}RuntimeError: {error}\n")
+        cause = make_report(run.stop().close("failed", "x").write(), now_ns=1)["cause"]
+        assert any("had printed before: ValueError: row 4711" in line for line in cause["remarks"]) == told
+
+
+def test_ranks_fail_alike_if_one_was_stopped_while_it_ended(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round().fail(0, SystemExit(1), log=TRACEBACK)
+    run.fail(1, SystemExit(1), log=TRACEBACK, signal="SIGTERM")
+    report = make_report(run.stop().close("failed", "x").write(), now_ns=1)
+    assert report["cause"]["alike"]["subject"] == "both ranks"
+
+
+def test_what_a_child_process_died_of_is_kept_without_its_command() -> None:
+    text = "PreprocessError: failed (after CalledProcessError: died with SIGSEGV of the command ['/usr/bin/spm', '-x'])"
+    assert shortened(text, 90) == "PreprocessError: failed (after CalledProcessError: died with SIGSEGV)"
+
+
+def test_a_refused_secure_connection_is_not_waited_for() -> None:
+    evidence = Evidence(
+        "exception", exception="URLError", module="urllib.error", message="<[SSL: WRONG_VERSION_NUMBER]>"
+    )
+    assert find(evidence, ROWS)[0].name == "service-tls"

@@ -34,6 +34,10 @@ ROWS: tuple[Cause, ...] = (
                                            r"|Can't load .{0,200}'https://huggingface.co")),
           "Download it on a node with Internet into HF_HOME, then HF_HUB_OFFLINE=1 for the job.",
           not_for="a wrong path, or a hub that refused", behind=True, vague=True),
+    Cause("service-tls", "no secure connection to an external service", PRIMARY,
+          client(r"\[SSL: (?!UNEXPECTED_EOF)\w+\]|CERTIFICATE_VERIFY_FAILED"),
+          "Check scheme and port of the address, the certificates (SSL_CERT_FILE), and the proxy.",
+          not_for="a connection that broke", restart=POINTLESS, behind=True),
     Cause("service-unreachable", "an external service was not reached", PRIMARY,
           client(r"Connect(ion)?\w*(Error|Timeout)|Read(Timeout|Error)|Timeout|MaxRetryError|URLError|ProxyError"
                  r"|SSLError|CommError"
