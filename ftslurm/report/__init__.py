@@ -14,21 +14,7 @@ function of the dictionary that `analyse` documents::
     Path("failure.md").write_text(render_markdown(report))
 
 `gather_logs` reads torchrun's log directory, or a job's output, instead. `make_report` does both steps, twice if one
-rank or all failed ranks are requested. To test your own program on reports, build a run directory with
-`ftslurm.testing.runs.RunBuilder`:
-
->>> import tempfile
->>> from pathlib import Path
->>> from ftslurm.report import make_report, render_text
->>> from ftslurm.testing.runs import RunBuilder
->>> with tempfile.TemporaryDirectory() as parent:
-...     run = RunBuilder(Path(parent)).round().steps(1, 120).wait(60)
-...     _ = run.fail(3, ValueError("boom"), step=120).stop().close("failed", "rank 3 failed")
-...     report = make_report(run.write())
->>> report["cause"]["rank"], report["cause"]["node"], report["cause"]["what"]
-(3, 'n2', 'ValueError: boom')
->>> print(render_text(report).splitlines()[0])
-job-123 FAILED: rank 3 on n2: ValueError: boom
+rank or all failed ranks are requested.
 """
 
 from __future__ import annotations

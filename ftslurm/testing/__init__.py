@@ -2,7 +2,6 @@
 
 | module | replaces |
 |---|---|
-| `ftslurm.testing.runs` | a run: `RunBuilder` builds its history and writes its directory |
 | `ftslurm.testing.clock` | the clock |
 | `ftslurm.testing.memoryfs` | the shared filesystem, with faults between any two calls |
 

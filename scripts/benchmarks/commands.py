@@ -10,13 +10,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from sample_runs.builder import RunBuilder
+from sample_runs.contents import START_NS
+
 from benchmarks import table
 from benchmarks.agent import machine
 from benchmarks.report import _in_child, spend
 from benchmarks.table import Measurement
 from ftslurm.report.pipeline import make_report, save
-from ftslurm.testing.run_contents import START_NS
-from ftslurm.testing.runs import RunBuilder
 
 OURS = "ftslurm"
 RUNS, PER_NODE = 1000, 8

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sample_runs.builder import FRAMES, RunBuilder
+
 from benchmarks import table, tools
 from benchmarks.agent import machine
 from benchmarks.table import Measurement
-from ftslurm.testing.runs import FRAMES, RunBuilder
 
 OURS, READ, OWN = "report", "just read all", "just read its own"
 """All: the node records and the error records of all failed ranks. Its own: the files that the report does read."""

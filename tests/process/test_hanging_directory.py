@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import test_run
+from sample_runs.builder import RunBuilder
 from test_run import Start, Started
-
-from ftslurm.testing.runs import RunBuilder
 
 start = test_run.start
 

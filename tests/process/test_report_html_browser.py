@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import SECOND_NS, RunBuilder
 
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.html import render
-from ftslurm.testing.runs import SECOND_NS, RunBuilder
 from tests.process.browser import Browser, find
 
 TORCH = "/opt/conda/lib/python3.11/site-packages/torch"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.failures.abort_message import LIMIT, abort_message
 from ftslurm.report.pipeline import make_report
-from ftslurm.testing.runs import RunBuilder
 
 THROWN = "terminate called after throwing an instance of"
 

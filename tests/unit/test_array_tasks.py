@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
+from sample_runs.contents import START_NS
 
 from ftslurm import cli
 from ftslurm.records.codec import write_record
@@ -14,8 +16,6 @@ from ftslurm.records.submission import Submission
 from ftslurm.runs.restart_command import main as restart
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.status.stop import main as stop
-from ftslurm.testing.run_contents import START_NS
-from ftslurm.testing.runs import RunBuilder
 from tests.unit.test_restart_command import SCRIPT, Sbatch
 
 OUTCOMES = {"1": "succeeded", "2": "failed", "3": "succeeded"}

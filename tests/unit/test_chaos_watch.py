@@ -26,9 +26,9 @@ from chaos_parts.processes import (
 from chaos_parts.run_job import ALONE_S, END_S, Sight, stuck
 from chaos_parts.strikes import Scene, target_of
 from chaos_parts.table import Verdict, job_lines, summary
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report import make_report
-from ftslurm.testing.runs import RunBuilder
 
 RUN = "/venv/bin/python3 /venv/bin/ftslurm run --nnodes 4 count.py"
 WORKER = "/venv/bin/python3 -u /venv/ftslurm/boot/worker.py --script /c/count.py"

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.runs import removal
 from ftslurm.runs.clean_command import main
 from ftslurm.runs.removal import ASIDE, NotRemovable, mark_of, remove, usage
 from ftslurm.slurm.queue import QueuedJob, by_name
-from ftslurm.testing.runs import RunBuilder
 
 DAY_NS = 86400 * 10**9
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
-from ftslurm.testing.runs import RunBuilder
 
 # Seconds by which the clocks of n1, n2, ... are ahead.
 SKEWS = (

@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.gathering import gather
 from ftslurm.sharedfs.bounded_read import Malformed, read_file
 from ftslurm.status.snapshot import read
-from ftslurm.testing.runs import RunBuilder
 
 NODE = {"schema": "ftslurm/node", "version": 1}
 CONTENTS = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from documentation import causes_table, options_table
+from sample_runs.builder import RunBuilder
 
 from ftslurm.agent.options import parse_run
 from ftslurm.cli import COMMANDS
@@ -40,7 +41,6 @@ from ftslurm.runs.restart_command import main as restart
 from ftslurm.status.command import main as status
 from ftslurm.status.stacks import main as stacks
 from ftslurm.terminal import UsageError
-from ftslurm.testing.runs import RunBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

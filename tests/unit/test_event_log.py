@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fold_histories import Job
+from sample_runs.builder import RunBuilder
 
 from ftslurm.event_log import writer
 from ftslurm.event_log.entries import LIST_LIMIT, events_of, identity, new_events
@@ -23,7 +24,6 @@ from ftslurm.records.verdict import AttemptVerdict, Requeued
 from ftslurm.rendezvous.fold import take_lease
 from ftslurm.runs.history_command import main
 from ftslurm.sharedfs.rundir import RunDirectory
-from ftslurm.testing.runs import RunBuilder
 
 NOW_NS = 7 * 10**18
 

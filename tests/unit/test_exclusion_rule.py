@@ -7,13 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.rendezvous.exclusion import excluded_nodes
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.status.snapshot import read
 from ftslurm.status.summary import summarise
-from ftslurm.testing.runs import RunBuilder
 
 SEED = int(os.environ.get("FTSLURM_PROPERTY_SEED", str(random.SystemRandom().randrange(10**9))))
 HISTORIES = 40

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.cli import main
 from ftslurm.sharedfs.next_attempt import BEGINNING_NS, next_attempt
 from ftslurm.status.command import main as status
-from ftslurm.testing.runs import RunBuilder
 
 S = 10**9
 ENDED = 1_000_000 * S

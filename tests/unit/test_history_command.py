@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.pipeline import make_report, save
 from ftslurm.runs.history_command import main
-from ftslurm.testing.runs import RunBuilder
 
 HOSTILE = "\x1b]0;x\x07<script>alert(1)</script>"
 

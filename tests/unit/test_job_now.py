@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
+from sample_runs.contents import START_NS
 
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
@@ -17,8 +19,6 @@ from ftslurm.slurm.job_now import JobNow, ask, lines
 from ftslurm.slurm.run_command import Answer
 from ftslurm.status.command import main
 from ftslurm.status.slurm_job import KEPT_S, JobInquiry
-from ftslurm.testing.run_contents import START_NS
-from ftslurm.testing.runs import RunBuilder
 
 NOW_NS = 1_795_000_000 * 10**9
 JOB = """\

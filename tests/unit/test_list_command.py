@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.pipeline import make_report, save
 from ftslurm.runs.list_command import main
@@ -16,7 +17,6 @@ from ftslurm.slurm.errors import SlurmOutputError, SlurmTimeout
 from ftslurm.slurm.queue import QueuedJob, by_name, parse_queue, user_jobs
 from ftslurm.slurm.run_command import Answer
 from ftslurm.status.command import main as status
-from ftslurm.testing.runs import RunBuilder
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.sharedfs import locate as locating
 from ftslurm.sharedfs.job_runs import leave_pointer
 from ftslurm.sharedfs.locate import NotFound, locate
 from ftslurm.slurm.facts import JobFacts
-from ftslurm.testing.runs import RunBuilder
 
 
 def runs(tmp_path: Path) -> Path:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.logs.command import main
 from ftslurm.logs.files import RunOutput
-from ftslurm.testing.runs import RunBuilder
 
 
 def test_the_node_of_a_rank_in_an_earlier_round_is_known(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.status.command import main, make_status
 from ftslurm.status.prometheus import exposition, metrics, write_file
 from ftslurm.status.snapshot import Snapshot
 from ftslurm.status.summary import summarise
-from ftslurm.testing.runs import RunBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(r'ftslurm_[a-z_]+\{run="[^"\n]*"(,[a-z]+="(\\.|[^"\\\n])*")?\} -?[0-9.e+-]+')

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import SECOND_NS, RunBuilder
 
 from ftslurm.dataclasses import replace
 from ftslurm.report.accounting import PARTS, percent, sentence
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
-from ftslurm.testing.runs import SECOND_NS, RunBuilder
 
 
 def accounted(run: RunBuilder, *, later_s: float = 1.0) -> dict[str, Any]:

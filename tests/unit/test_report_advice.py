@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.dataclasses import replace
 from ftslurm.records.error import HostResources, OomKills
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 LOADER = "DataLoader worker (pid 4711) is killed by signal: "
 NO_KILL = HostResources(oom=OomKills(0, 0), node_oom_kills=0, memory_total=100, least_available=90)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import CASCADE, PRIMARY, Evidence, classify, describe
 from ftslurm.report.analysis import analyse
 from ftslurm.report.facts import LostNode, RoundFiles, Snapshot
 from ftslurm.report.gathering import gather
-from ftslurm.testing.runs import RunBuilder
 from ftslurm.text import ranges
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"

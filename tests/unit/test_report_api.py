@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import sample_runs
+from sample_runs.builder import RunBuilder
+
 import ftslurm.report
-from ftslurm.testing.runs import RunBuilder
 
 
 def test_the_documentations_examples_do_what_they_show() -> None:
-    found = doctest.testmod(ftslurm.report)
+    found = doctest.testmod(sample_runs)
     assert (found.failed, found.attempted > 5) == (0, True)
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 
 def report(run: RunBuilder) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 from test_collective_judgement import entry
 from test_report_hang import DATA, MAIN, REASON, REDUCE, TORCH, told
 
@@ -18,7 +19,6 @@ from ftslurm.report.gathering import gather
 from ftslurm.report.html import render as html
 from ftslurm.report.markdown import render as markdown
 from ftslurm.report.pipeline import make_report
-from ftslurm.testing.runs import RunBuilder
 
 MAIN_FRAMES = (("/home/ann/lm/train.py", 120, "main", "main()"),)
 GATHER = (MAIN, ("/home/ann/lm/train.py", 91, "step"), (f"{TORCH}/distributed/distributed_c10d.py", 4, "all_gather"))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report import make_report, render_html, render_markdown, render_text
-from ftslurm.testing.runs import RunBuilder
 
 ERROR, PLACE = "KeyError: 'x'", "ftslurm/agent/machine.py:133 in on_state"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures import plugins
@@ -17,7 +18,6 @@ from ftslurm.records.error import HostResources, OomKills, Space
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 MIB = 1 << 20
 KILL = OomKills(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.dataclasses import replace
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.swallowed import RANKS_READ
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 LATE = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms")
 SAVE = "Caught OSError in thread saver-3 while it wrote shard 17 of the checkpoint of step 7 to /data/checkpoints/run"

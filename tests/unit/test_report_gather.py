@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report import gathering
 from ftslurm.report.analysis import analyse
@@ -19,7 +20,6 @@ from ftslurm.report.gathering import gather
 from ftslurm.report.pipeline import make_report, rendered
 from ftslurm.report.text import render
 from ftslurm.sharedfs.bounded_read import list_directory, read_file
-from ftslurm.testing.runs import RunBuilder
 
 ERROR = "rounds/000001/ranks/00003/error.json"
 ROUND_NODE = "rounds/000001/nodes/n2.json"

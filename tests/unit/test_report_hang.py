@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report import gathering
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.pipeline import rendered
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 TORCH = "/opt/conda/lib/python3.11/site-packages/torch"
 MAIN = ("/home/ann/lm/train.py", 61, "<module>")

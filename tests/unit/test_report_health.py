@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import FRAMES, RunBuilder
 
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
@@ -15,7 +16,6 @@ from ftslurm.report.html import render as render_html
 from ftslurm.report.markdown import render as render_markdown
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render as render_text
-from ftslurm.testing.runs import FRAMES, RunBuilder
 
 NOW_NS = 1_772_400_000 * 10**9
 TORCH = ("/v/site-packages/torch/distributed/distributed_c10d.py", 2501, "all_reduce", "work.wait()")

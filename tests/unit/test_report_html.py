@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import FRAMES, RunBuilder
 
 from ftslurm.report.analysis import analyse
 from ftslurm.report.command import main
@@ -21,7 +22,6 @@ from ftslurm.report.gathering import gather
 from ftslurm.report.html import render
 from ftslurm.report.html_elements import esc, link
 from ftslurm.report.pipeline import make_report
-from ftslurm.testing.runs import FRAMES, RunBuilder
 
 MAIN = ("/home/ann/lm/train.py", 61, "<module>")
 REDUCE = (MAIN, ("/opt/lib/python3.11/site-packages/torch/distributed/c10d.py", 3252, "all_reduce"))

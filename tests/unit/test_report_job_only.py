@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.command import main
 from ftslurm.slurm.facts import JobFacts
-from ftslurm.testing.runs import RunBuilder
 
 Ask = Callable[[str], "JobFacts | None"]
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import FRAMES, RunBuilder
 
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.markdown import cell, code, fence, inline, render
-from ftslurm.testing.runs import FRAMES, RunBuilder
 
 GITHUB_LIMIT = 65_536
 HOSTILE = (

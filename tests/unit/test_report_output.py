@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.records.error import Frame
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 TRACEBACK = """\

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.command import main
 from ftslurm.report.pipeline import FORMATS, make_report, rendered
-from ftslurm.testing.runs import RunBuilder
 
 SECONDS = float(os.environ.get("FTSLURM_PROPERTY_SECONDS", "3"))  # for each shape
 SEED = int(os.environ.get("FTSLURM_PROPERTY_SEED", str(random.SystemRandom().randrange(10**9))))

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.report.command import INTERVAL_S, follow, main
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 GLOO = "[/gloo/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:29500"
 WAITS = [("/w/train.py", 9, "main"), ("/v/site-packages/torch/distributed/distributed_c10d.py", 99, "all_reduce")]

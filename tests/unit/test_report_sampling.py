@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import FRAMES, RunBuilder
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures import plugins
@@ -22,7 +23,6 @@ from ftslurm.report.gathering import gather
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
 from ftslurm.sharedfs.bounded_read import read_file
-from ftslurm.testing.runs import FRAMES, RunBuilder
 
 NOW_NS = 1_772_400_000 * 10**9
 SEEDS = int(os.environ.get("FTSLURM_UNREAD_SEEDS", "40"))

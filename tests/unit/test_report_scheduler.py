@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import START_NS, RunBuilder
 
 from ftslurm.records.attempt import SchedulerView, StepEnd
 from ftslurm.records.codec import read_record, write_record
@@ -21,7 +22,6 @@ from ftslurm.slurm.account import account
 from ftslurm.slurm.errors import SlurmUnreachable
 from ftslurm.slurm.facts import JobFacts
 from ftslurm.slurm.output import parse_job_records, parse_sacct
-from ftslurm.testing.runs import START_NS, RunBuilder
 from tests.unit.fake_slurm import FakeSlurm
 
 RUNNING = JobFacts("123", "RUNNING", restarts=0, start_ns=START_NS, time_limit_s=7200)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import START_NS, RunBuilder
 
 from ftslurm.records.attempt import SchedulerView, StepEnd
 from ftslurm.records.cause import TIME_LIMIT
@@ -17,7 +18,6 @@ from ftslurm.report import html, markdown
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.text import render
-from ftslurm.testing.runs import START_NS, RunBuilder
 
 SAVED = "saved at step 43 (3 s of 30 s grace)"
 LATE = "stop requested 34 s ago, not polled since: rank 5 was in section train"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_runs.builder import RunBuilder
 from simulation.training import Training, simulate
 
 from ftslurm.records.arrivals import ArrivalsRecord
@@ -16,7 +17,6 @@ from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
 from ftslurm.report.layout import EVIDENCE_WIDTH
 from ftslurm.report.text import render
-from ftslurm.testing.runs import RunBuilder
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 NO_RESTARTS = "rank 3 on n2 failed at step 120: ValueError: boom; no restarts allowed (--max-restarts 0)"

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
+from sample_runs.contents import START_NS
 
 from ftslurm.records.codec import write_record
 from ftslurm.records.submission import Submission
@@ -15,8 +17,6 @@ from ftslurm.runs.restart_command import main
 from ftslurm.slurm.errors import SlurmRefused, SlurmUnknownJob, SlurmUnreachable
 from ftslurm.slurm.queue import QueuedJob, by_name
 from ftslurm.slurm.resubmission import BatchScript
-from ftslurm.testing.run_contents import START_NS
-from ftslurm.testing.runs import RunBuilder
 
 SCRIPT = "#!/bin/bash\nexec ftsrun train.py\n"
 

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
+from sample_runs.contents import START_NS
 
 from ftslurm.monitor import flight
 from ftslurm.monitor.stacks_file import Stacks, encode
@@ -15,8 +17,6 @@ from ftslurm.records.stacks import RankAnswer, StacksAnswer, StacksFile
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.status.stacks import main
 from ftslurm.status.stacks_text import newest
-from ftslurm.testing.run_contents import START_NS
-from ftslurm.testing.runs import RunBuilder
 
 DOCUMENTS = Path(__file__).parent / "flight_documents"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
 
 from ftslurm.failures.causes import ROWS, Cause, Evidence, find
 from ftslurm.failures.message_line import message_line
@@ -12,7 +13,6 @@ from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.layout import shortened
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
-from ftslurm.testing.runs import RunBuilder
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in step

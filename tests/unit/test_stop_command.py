@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from sample_runs.builder import RunBuilder
+from sample_runs.contents import START_NS
 
 from ftslurm.sharedfs.rundir import RunDirectory
 from ftslurm.status.stop import main
-from ftslurm.testing.run_contents import START_NS
-from ftslurm.testing.runs import RunBuilder
 
 
 @pytest.fixture(autouse=True)

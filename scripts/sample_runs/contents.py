@@ -1,11 +1,11 @@
-"""What the files of a run contain that is built with `ftslurm.testing.runs`, before they are written."""
+"""What the files of a run contain that is built with `sample_runs.builder`, before they are written."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ftslurm.records.error import ErrorRecord
-from ftslurm.testing.run_records import SECOND_NS, Dict
+from sample_runs.records import SECOND_NS, Dict
 
 # 2026-03-01 12:00:00 UTC
 START_NS = 1_772_366_400 * SECOND_NS

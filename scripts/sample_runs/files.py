@@ -1,4 +1,4 @@
-"""Files of a run built with `ftslurm.testing.runs`, each with the times of its node's clock."""
+"""Files of a run built with `sample_runs.builder`, each with the times of its node's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ftslurm.records.node import NodeRecord
 from ftslurm.records.round import RoundRecord
 from ftslurm.records.state import State
 from ftslurm.sharedfs.cell import write_generation
-from ftslurm.testing.run_contents import RunContents
+from sample_runs.contents import RunContents
 
 Dict = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Single records of agents and workers for a run built with `ftslurm.testing.runs` (pure)."""
+"""Single records of agents and workers for a run built with `sample_runs.builder` (pure)."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from ftslurm.failures.retryability import blame
 from ftslurm.records.codec import write_record
 from ftslurm.records.flight import DUMP, NONE, SOCKET, FlightRecord, Trace
-from ftslurm.testing.run_contents import START_NS, RunContents
-from ftslurm.testing.run_files import write_run
-from ftslurm.testing.run_records import (
+from ftslurm.text import duration
+from sample_runs.contents import START_NS, RunContents
+from sample_runs.files import write_run
+from sample_runs.records import (
     SECOND_NS,
     attempt_record,
     error_record,
@@ -19,7 +20,6 @@ from ftslurm.testing.run_records import (
     round_record,
     stacks_text,
 )
-from ftslurm.text import duration
 
 __all__ = ["FRAMES", "SECOND_NS", "START_NS", "RunBuilder"]
 
