@@ -59,14 +59,19 @@ def of_aborted(aborted: Aborted, groups: Collection[GroupOfRanks], found: Collec
 
 
 def _candidates(aborted: Aborted, groups: Collection[GroupOfRanks]) -> Iterator[_Candidate]:
-    """Return the newest calls of that function in all groups in which the rank may be."""
+    """Return the calls of that function that the rank may have been in, one of each group to which it may belong.
+
+    The partner sends all its data before it waits, so that its newest call may be the one behind; what came was longer
+    than expected, so that the longer one of the two is taken.
+    """
     for group in groups:
         if aborted.rank in group.known or (group.members is not None and aborted.rank not in group.members):
             continue
         calls = group_calls(group)
         named = [seq for seq, of in calls.items() if _is_named(next(iter(of.values())).operations[0], aborted)]
-        if named:
-            yield _Candidate(group, max(named), calls[max(named)])
+        newest = [_Candidate(group, seq, calls[seq]) for seq in sorted(named)[-2:]]
+        if newest:
+            yield max(reversed(newest), key=lambda each: _elements(each.operation))
 
 
 def _is_named(operation: Operation, aborted: Aborted) -> bool:
@@ -75,8 +80,12 @@ def _is_named(operation: Operation, aborted: Aborted) -> bool:
 
 def _fits(operation: Operation, aborted: Aborted) -> bool:
     """Whether the rank's tensor had a whole number of elements, if the others' is longer as the message says."""
-    elements = sum(operation.sizes or ())
+    elements = _elements(operation)
     return elements > 0 and aborted.came > 0 and elements * aborted.expected % aborted.came == 0
+
+
+def _elements(operation: Operation) -> int:
+    return sum(operation.sizes or ())
 
 
 __all__ = ["Aborted", "of_aborted"]

@@ -16,6 +16,7 @@ from ftslurm.failures.nccl import late_ranks
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.reported_before import stderr_before
 from ftslurm.report.root_cause import Follower
 from ftslurm.text import clip, cut_middle, ranges
 
@@ -148,15 +149,16 @@ def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
     return lines
 
 
-def stderr_end(files: RoundFiles, rank: int, *, of_trouble: bool = False) -> tuple[str, ...]:
+def stderr_end(files: RoundFiles, rank: int, then: int | None = None, *, of_trouble: bool = False) -> tuple[str, ...]:
     """Return the last line of a rank's stderr, as a sentence; empty: there is none.
 
     Args:
         files: the round.
         rank: the rank.
+        then: see `stderr_before`.
         of_trouble: whether only a line counts that reports a failure, and that no other rank has.
     """
-    text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
+    text = stderr_before(files, rank, then)
     # A line that is indented continues a warning.
     ends = (line.rstrip() for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace())
     last = next((line for line in ends if "Warning: " not in line), "")

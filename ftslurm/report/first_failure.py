@@ -232,7 +232,7 @@ def _locations(worker: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict
     own = _interrupted(frames, own_frame(frames))
     if worker.exception is not None and worker.exception.type == "RecursionError":
         own = _repeated(frames) or own
-    raised = frames[-1] if own is not frames[-1] else _origin(worker, own)
+    raised = _origin(worker, own) or (frames[-1] if own is not frames[-1] else None)
     return _location(own, cwd), None if raised is None else _location(raised, cwd)
 
 

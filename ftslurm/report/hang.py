@@ -143,10 +143,12 @@ def hang_failure(
     parties = has_parties(verdict) and sum(group.activity is not None for group in verdict.groups) > 1
     short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
     if len(suspect_ranks) == 1:
-        ends = traceback_at_end(files, rank) or consequence.stderr_end(files, rank, of_trouble=True)
+        ends = traceback_at_end(files, rank, hang.time_ns) or consequence.stderr_end(
+            files, rank, hang.time_ns, of_trouble=True
+        )
         remarks = (*ends, *_other_threads(files, rank))
     else:
-        remarks = tuple(line for each in _parties(verdict) for line in traceback_at_end(files, each))
+        remarks = tuple(line for each in _parties(verdict) for line in traceback_at_end(files, each, hang.time_ns))
     plain = FirstFailure(
         round=files.number,
         kind=HANG,

@@ -127,10 +127,7 @@ def _others_reported(files: RoundFiles, worker: FailedWorker) -> list[str]:
     if worker.exception is None or worker.cause.cascade:
         return []
     ran = [one.rank for node in files.nodes for one in node.workers if one.stopped_by_ftslurm and one.error is None]
-    # Not what they print as they are stopped.
-    then = worker.time_ns or 0
-    before = [rank for rank in ran if any((tail.written_ns or then) <= then for tail in files.tails.get(rank, ()))]
-    return [line for rank in before for line in traceback_at_end(files, rank)][:RANKS_NAMED]
+    return [line for rank in ran for line in traceback_at_end(files, rank, worker.time_ns)][:RANKS_NAMED]
 
 
 def _recursion(worker: FailedWorker) -> list[str]:

@@ -91,9 +91,30 @@ def one_reported_first(
     return found[0] if len(found) == 1 < len(read) else None
 
 
-def traceback_at_end(files: RoundFiles, rank: int) -> tuple[str, ...]:
-    """Return the traceback with which the stderr of a rank ends that did not end by it, as a sentence; empty: none."""
-    text = next((tail.text for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), "")
+def stderr_before(files: RoundFiles, rank: int, then: int | None) -> str:
+    """Return the end of a rank's stderr; empty if ftslurm stopped the rank, which has printed that since.
+
+    Args:
+        files: the round.
+        rank: the rank.
+        then: when the failure was noticed (ns), because of which it was stopped; None: unknown.
+    """
+    own = next((tail for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), None)
+    if own is None:
+        return ""
+    stopped = any(one.rank == rank and one.stopped_by_ftslurm for node in files.nodes for one in node.workers)
+    return "" if stopped and then and (own.written_ns or then) > then else own.text
+
+
+def traceback_at_end(files: RoundFiles, rank: int, then: int | None) -> tuple[str, ...]:
+    """Return the traceback with which the stderr of a rank ends that did not end by it, as a sentence; empty: none.
+
+    Args:
+        files: the round.
+        rank: the rank.
+        then: see `stderr_before`.
+    """
+    text = stderr_before(files, rank, then)
     if HEADER not in text:
         return ()
     from ftslurm.failures.stderr_witness import TRACEBACK, witness

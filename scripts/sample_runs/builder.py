@@ -304,6 +304,7 @@ class RunBuilder(RunContents):
         """Add text to the output of a rank of this round."""
         key = (len(self.history), rank, stream)
         self.outputs[key] = self.outputs.get(key, "") + text
+        self.written_ns[key] = self.now_ns
         return self
 
     def finish(self, rank: int) -> RunBuilder:

@@ -23,6 +23,7 @@ class RunContents:
         round_nodes: the round records, by round and node.
         errors: the error records, by round and rank.
         outputs: the text of each file, by round, rank and "stdout", "stderr", "stacks" or "collectives".
+        written_ns: when they were written last; absent: as the test writes them.
         status, reasons: of the node records.
         last_record_ns: when a node published its last record; absent: at the end.
         exclusions: further values of a node record.
@@ -48,6 +49,7 @@ class RunContents:
         self.round_nodes: dict[tuple[int, str], Dict] = {}
         self.errors: dict[tuple[int, int], ErrorRecord] = {}
         self.outputs: dict[tuple[int, int, str], str] = {}
+        self.written_ns: dict[tuple[int, int, str], int] = {}
         self.status: dict[str, str] = dict.fromkeys(self.node_names, "running")
         self.reasons: dict[str, str] = {}
         self.last_record_ns: dict[str, int] = {}

@@ -47,6 +47,8 @@ def write_run(run: RunContents) -> Path:
         name = {"stacks": "stacks.txt", "collectives": "collectives.json"}.get(stream, f"{stream}.log")
         folder = _log_path(run, number, rank) if name.endswith(".log") else _rank_path(run, number, rank)
         (folder / name).write_text(text)
+        if (written := run.written_ns.get((number, rank, stream))) is not None:
+            os.utime(folder / name, ns=(written, written))
     return run.path
 
 

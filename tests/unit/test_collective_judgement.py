@@ -214,6 +214,12 @@ def test_a_rank_that_gloo_aborted_for_what_came_is_shown_with_the_call_of_its_pa
     assert gone.kind == LEFT, "a rank that ended in another way"
 
 
+def test_a_partner_that_has_sent_all_and_went_on_is_shown_with_its_longer_call() -> None:
+    calls = [entry(seq, "gloo:all_reduce", input_sizes=((size,),)) for seq, size in ((3, 10), (4, 12), (5, 10))]
+    found = judge([record(1, Trace(tuple(calls), {}, {}))], aborted=[Aborted(0, "all_reduce", 12, 4)])
+    assert text(found).startswith("rank 1 calls all_reduce #4 [12 float32] where rank 0 calls a shorter one")
+
+
 def test_a_rank_that_gloo_aborted_is_the_odd_one_where_all_others_agree() -> None:
     one, other = [entry(61, "gloo:all_reduce", input_sizes=((size,),), retired=False) for size in (1024, 4096)]
     alike = [record(rank, Trace((one,), {}, {})) for rank in (0, 2, 3)]

@@ -194,3 +194,11 @@ def test_a_report_on_an_exception_loads_neither_what_reads_output_nor_what_judge
     assert "ftslurm.report.verdict" in loaded, done.stderr
     slow = ("ftslurm.failures.stderr_witness", "ftslurm.failures.closing_lines", "ftslurm.report.hang")
     assert not loaded.intersection(slow)
+
+
+def test_what_a_hung_rank_prints_as_it_is_stopped_is_no_reason(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round()
+    waits = [("/w/train.py", 20, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
+    run.hang(1, places={0: waits, 1: [("/w/train.py", 18, "main")], 2: waits, 3: waits}).wait(0.1)
+    text = report_of(run.log(1, TRACEBACK.replace("KeyError", "BrokenPipeError")).stop())[1]
+    assert "ends with" not in text.partition("where the ranks")[0]
