@@ -143,9 +143,8 @@ def hang_failure(
     parties = has_parties(verdict) and sum(group.activity is not None for group in verdict.groups) > 1
     short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
     if len(suspect_ranks) == 1:
-        ends = traceback_at_end(files, rank, hang.time_ns) or consequence.stderr_end(
-            files, rank, hang.time_ns, of_trouble=True
-        )
+        then = hang.time_ns
+        ends = traceback_at_end(files, rank, then) or consequence.stderr_end(files, rank, then, of_trouble=True)
         remarks = (*ends, *_other_threads(files, rank))
     else:
         remarks = tuple(line for each in _parties(verdict) for line in traceback_at_end(files, each, hang.time_ns))
