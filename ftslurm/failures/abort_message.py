@@ -12,7 +12,7 @@ from ftslurm.text import cut_middle
 
 LIMIT = 200
 _TAIL = 16 * 1024
-_WHOLE = ("fatal", "clang", "plain", "assertion", "libc", "ucx", "glog", "hsa")
+_WHOLE = ("fatal", "clang", "plain", "assertion", "libc", "ucx", "glog", "ray", "hsa")
 _NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] | Is there a distributed collective mismatch in your code\?")
 _TWICE = re.compile(r"(.{4,100}?)\1+")
 _THROWN = (
@@ -24,9 +24,12 @@ _THROWN = (
     r"|^(?P<libc>(?:free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z][^\n]{1,100}"
     r"|double free or corruption[^\n]{0,40}|corrupted (?:size vs\. prev_size|double-linked list)[^\n]{0,60}"
     r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*: terminated)$"
-    r"|^\[[^\]\n]{1,120}\] +(?P<ucx>\S{1,100}\.\w+:\d+ +(?:Assertion `|Fatal: )[^\n]{1,300})$"
-    r"|^(?:\d{4}-\d\d-\d\d [\d:.]{8,20}: F|F\d{4} [\d:.]{8,20} +\d+) \S{1,200}:\d+\] +(?P<glog>\S[^\n]*)"
-    r"|^(?P<hsa>Memory access fault by GPU node[^\n]{1,200})$"
+    r"|^\[[^\]\n]{1,120}\] +(?P<ucx>\S{1,100}\.\w+:\d+ +(?:Assertion `|Fatal: |\w[\w ]{3,40} exceeded on )"
+    r"[^\n]{1,300})$"
+    r"|^(?:[^\n]{0,200}\])?(?:\d{4}-\d\d-\d\d [\d:.]{8,20}: F|F\d{4} [\d:.]{8,26} +\d+) \S{1,200}:\d+\] +"
+    r"(?P<glog>\S[^\n]*)"
+    r"|^[^\n]{0,80}: Unhandled exception: \S{1,200}\. what\(\): (?P<ray>\S[^\n]*)"
+    r"|^(?P<hsa>(?:Memory access fault|HW Exception) by GPU node[^\n]{1,200})$"
 )
 
 

@@ -42,6 +42,7 @@ class _Form(NamedTuple):
 
 _FORMS = (
     _Form(re.compile(rf"thread '[^'\n]{{0,100}}' (?:\(\d+\) )?panicked at (?P<at>{_PLACE}:?)$")),  # Rust
+    _Form(re.compile(rf"thread '[^'\n]{{0,100}}' panicked at '(?P<text>.{{1,1000}})', {_PLACE}$")),  # before 1.73
     _Form(
         re.compile(r'Exception in thread "[^"\n]{1,100}" (?P<text>[\w.$]{1,200}(?:: .{1,1000})?)$'),
         re.compile(r"\s+at (?P<function>[\w.$<>]{1,200})\((?P<file>\w+\.(?:java|scala|kt)):(?P<line>\d{1,9})\)"),

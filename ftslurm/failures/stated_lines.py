@@ -108,6 +108,7 @@ _MEANING = {
     "ChildFailedError": "torchrun says that a rank failed; its table is cut off",
     "OOMKilled": "a container was killed at its memory limit (OOMKilled)",
     "Primary job": "a process ended with another exit code than 0, so that mpirun ended the others",
+    **dict.fromkeys(("mpirun noticed", "mpiexec noticed"), "its launcher noticed its end, without a reason"),
     "==== backtrace": "a crash in native code, of which UCX printed the backtrace",
     "Error executing job with overrides": "Hydra's job failed",
     "sigkill_handler": "DeepSpeed's launcher killed its processes because one of them had failed",

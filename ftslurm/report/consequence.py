@@ -176,7 +176,8 @@ def last_words(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequenc
     Args:
         survived: the ends of the stderr of ranks that did not fail, or had gone on.
     """
-    if not (worker.cause.silent or worker.cause.name == "abort") or {"stderr", "output"} & set(worker.evidence):
+    quoted = {"stderr", "output"} & set(worker.evidence) or (worker.cause.name == "abort" and ": " in worker.what)
+    if quoted or not (worker.cause.silent or worker.cause.name == "abort"):
         return []
     from ftslurm.failures.closing_lines import last_line, without_last
 

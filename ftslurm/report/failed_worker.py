@@ -168,7 +168,7 @@ STUCK = "nccl-stuck"
 _DUMP = re.compile(r"(?m)^(?:Fatal Python error: .*\n(?:.*\n){0,3})?Current thread 0x\w+")
 _GLUED = re.compile(
     r"(?<=[^\s\"'`:(])(?=terminate called (?:after throwing|without an active|recursively)"
-    r"|Memory access fault by GPU node)"
+    r"|(?:Memory access fault|HW Exception) by GPU node)"
 )
 _BAR = re.compile(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
 

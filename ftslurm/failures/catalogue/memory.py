@@ -30,7 +30,7 @@ _KILLED = either(
 
 _NO_THREAD_LINE = (
     r"OpenBLAS blas_thread_init: pthread_create failed|libgomp: Thread creation failed|OMP: Error #34"
-    r"|.{0,80}: fork: (retry: )?Resource temporarily unavailable"
+    r"|.{0,80}: fork: (retry: )?Resource temporarily unavailable|.{0,300}\bthread: Resource temporarily unavailable"
 )
 _NO_THREAD = rf"(?m)^({_NO_THREAD_LINE})"
 

@@ -18,18 +18,22 @@ _CRASH = re.compile(
     r"|\*\*\* (?P<name>SIG(?:SEGV|ABRT|BUS|FPE|ILL|TERM)) .{0,120}received by PID \d+"
 )
 _UCX = re.compile(
-    r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){1,3}\] +(?P<text>\S+\.\w+:\d+ +(?:Assertion `|Fatal: ).{1,300})"
+    r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){1,3}\] +(?P<text>\S+\.\w+:\d+ +(?:Assertion `|Fatal: "
+    r"|\w[\w ]{3,40} exceeded on ).{1,300})"
 )
 # Of MPICH and what is built on it.
 _MPI = re.compile(
     r"(?:MPICH ERROR \[Rank \d+\] .{0,120}\[(?P<node>[\w.-]{1,80})\] - )?Abort\(\d+\)(?: on node \d+)? "
     r"\(rank (?P<rank>\d{1,6}) in comm 0\): (?P<text>Fatal error in .{1,200})"
 )
-# Of glog and TensorFlow, which end a process by such a line.
+# Of glog, TensorFlow and Ray, which end a process by such a line.
 _FATAL = re.compile(
-    r"(?:\d{4}-\d\d-\d\d [\d:.]{8,20}: F|F\d{4} [\d:.]{8,20} +\d+) \S{1,200}:\d+\] +(?P<text>\S.{1,1000})"
+    r"(?:(?:.{0,200}\])?(?:\d{4}-\d\d-\d\d [\d:.]{8,20}: F|F\d{4} [\d:.]{8,26} +\d+) \S{1,200}:\d+\] +"
+    r"|.{0,80}: Unhandled exception: \S{1,200}\. what\(\): )(?P<text>\S.{1,1000})"
 )
-_MPI_STACK = re.compile(r"\w{3,60}\(\d+\)\.*: ?(?P<text>.*)")
+# The first line of the stack repeats the call with its arguments.
+_MPI_STACK = re.compile(r"\w{3,60}\(\d+\)\.*: ?(?! ?MPI_\w+\(.*\) failed$)(?P<text>.*)")
+_PLACE = re.compile(r"(?<=\()\w+\.c:\d+:\w+:")
 
 
 class Native(NamedTuple):
@@ -70,4 +74,5 @@ def native_end(lines: Sequence[str]) -> Native | None:
     stack = [found["text"] for each in lines[1:STACK] if (found := _MPI_STACK.match(each)) is not None]
     inner = next((text for text in reversed(stack) if text.strip()), "")
     text = mpi["text"].partition(", error stack")[0]
-    return Native(f"{text}: {inner}"[:400] if inner else text, None, mpi["node"], int(mpi["rank"]))
+    text = f"{text.removesuffix(': Other MPI error')}: {_PLACE.sub('', inner)}"[:400] if inner else text
+    return Native(text, None, mpi["node"], int(mpi["rank"]))
