@@ -1,4 +1,4 @@
-"""Histories of jobs under scripts/chaos, told by hand: a good one, and ways to change it."""
+"""Histories of jobs under scripts/chaos, written by hand: a good one, and ways to change it."""
 
 from __future__ import annotations
 
