@@ -152,7 +152,7 @@ def _check_text(case: Case, way: str, run: Started, node: str, failure: dict[str
     # After a job that went on, the first line says so, and the failure follows.
     answer = "\n".join(lines[1:4] if way == RECOVERED else lines[:3])
     flat = " ".join(answer.split())
-    wanted = [node, *case.words]
+    wanted = [node, *case.expected]
     wanted += [] if failure["rank"] is None else [f"rank {failure['rank']}"]
     wanted += [f"{case.program}:{_line(case)}"] if case.here else []
     wanted += [] if case.step is None else [f"step {case.step}"]

@@ -99,7 +99,7 @@ def test_the_wrapping_changes_neither_rank_nor_place_nor_cause_of(case: Case, wr
         places = f"{case.program}:{_line(case)}", f'{case.program}", line {_line(case)}'
         assert any(place in text for place in places[: 1 + case.name.startswith(CHAINS)]), text
     if case.name not in SIGNALS + EXITS:
-        expected = {case.words[0], *REASONS.get(case.name, ())} if case.words else {""}
+        expected = {case.expected[0], *REASONS.get(case.name, ())} if case.expected else {""}
         expected |= {"memory could not be allocated"} if "host-memory" in causes else set()
         assert any(each in " ".join(text.split()) for each in expected), text
     _check_logs(run, tmp_path, text, never)
