@@ -84,13 +84,13 @@ KINDS = (
     Case("import_error.py", "import-error", ("no_such_module_at_all",), **AT_START),
     Case("usage.py", "wrong-usage", ("refused its arguments", "exit code 2"), ("--lr", "high"), **AT_START),
     # What it printed on stderr before an end without a reason
-    *(Case("last_words.py", "exception", (*FROM_STDERR, "exit code 3"), (how,), ways=(ALONE,))
+    *(Case("last_output.py", "exception", (*FROM_STDERR, "exit code 3"), (how,), ways=(ALONE,))
       for how in ("prefix", "ranks", "returned", "child")),
-    Case("last_words.py", "exception", (*FROM_STDERR, "exit code 3"), ("bar",)),
-    Case("last_words.py", "exception", (*FROM_STDERR, "SIGKILL"), ("signal",), ways=(ALONE,)),
-    Case("last_words.py", "exit", (*NO_LABEL, "from its stderr", "exit code 3"), ("logged",), here=False,
+    Case("last_output.py", "exception", (*FROM_STDERR, "exit code 3"), ("bar",)),
+    Case("last_output.py", "exception", (*FROM_STDERR, "SIGKILL"), ("signal",), ways=(ALONE,)),
+    Case("last_output.py", "exit", (*NO_LABEL, "from its stderr", "exit code 3"), ("logged",), here=False,
          ways=(ALONE,)),
-    Case("last_words.py", "abort", ("Assertion `labels == 4711' failed",), ("assertion",), here=False, ways=(ALONE,)),
+    Case("last_output.py", "abort", ("Assertion `labels == 4711' failed",), ("assertion",), here=False, ways=(ALONE,)),
     Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("captured",), ways=(ALONE,)),
     Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("inherited",), ways=(ALONE,)),
     Case("child_failed.py", "disk-full", ("disk full", "exit status 1 (OSError: No space left on device"), ("disk",),
@@ -185,7 +185,7 @@ SOCKETS = tuple(
 
 LABEL = ("ValueError: row 4711 has no label",)
 DECOYS = (
-    Case("decoy_oom_word.py", "exception", LABEL, never=LOSSES),
+    Case("decoy_oom_line.py", "exception", LABEL, never=LOSSES),
     Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", *MEMORY)),
     Case("decoy_caught_crash.py", "segfault", ("SIGSEGV",), never=("missing-file",), ways=(ALONE,)),
     Case("decoy_survived.py", "system-exit", ("exit code 3",), ("exit",), never=("cuda-oom", *MEMORY), ways=(ALONE,)),

@@ -33,12 +33,12 @@ VICTIM = 1
 SIGNALS = (
     "killed", "terminated", "segfault", "abort", "cpp_exception", "machine_code-SIGILL", "machine_code-SIGFPE",
     "cpu_limit", "bus_error-devshm", "bus_error-small", "host_oom", "nccl_stuck", "library-heap",
-    "last_words-signal", "last_words-assertion", "decoy_caught_crash",
+    "last_output-signal", "last_output-assertion", "decoy_caught_crash",
 )  # fmt: skip
 EXITS = (
     "exit_code", "exit_text", "exit_silent", "exit_78", "interrupt", "hidden-code", "hidden-another-code",
-    "hidden-text", "hidden_device-gpu", "hidden_device-network", "hidden_device-storage", "last_words-prefix",
-    "last_words-ranks", "last_words-returned", "last_words-child", "last_words-bar", "last_words-logged",
+    "hidden-text", "hidden_device-gpu", "hidden_device-network", "hidden_device-storage", "last_output-prefix",
+    "last_output-ranks", "last_output-returned", "last_output-child", "last_output-bar", "last_output-logged",
     "decoy_survived-exit", "decoy_survived-os", "decoy_fallback", "decoy_nccl", "decoy_killed",
 )  # fmt: skip
 NOT_IN_A_STEP = ("sleeper", "stopped", "lost", "shell", "gloo", "models", "loader_late", "of_another_process")

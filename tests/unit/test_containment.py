@@ -28,10 +28,10 @@ class Helper:
             raise ValueError("no deadline")
         return 1.5
 
-    def say(self, answer: str, error: BaseException | None = None) -> str:
+    def say(self, text: str, error: BaseException | None = None) -> str:
         if error is not None:
             raise error
-        return f"said {answer}"
+        return f"answer {text}"
 
     def steps(self, count: int) -> Iterator[int]:
         yield from range(count)
@@ -58,7 +58,7 @@ class Held:
 
 def test_while_nothing_fails_everything_goes_to_the_part() -> None:
     held = Held()
-    assert (held.helper.say("x"), held.helper.value, held.helper.deadline) == ("said x", 7, 1.5)
+    assert (held.helper.say("x"), held.helper.value, held.helper.deadline) == ("answer x", 7, 1.5)
     assert held.containment.works(HEALTH) and held.defects == []
 
 
@@ -96,7 +96,7 @@ def test_all_objects_of_a_part_are_disabled_together() -> None:
     apart = held.containment.hold(MONITOR, Helper)
     held.helper.say("x", KeyError("x"))
     assert other.say("x") is None
-    assert apart.say("x") == "said x"
+    assert apart.say("x") == "answer x"
 
 
 def test_what_the_caller_expects_passes() -> None:
