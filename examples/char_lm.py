@@ -34,7 +34,7 @@ try:
 except ImportError:  # ftslurm is a help here, not a requirement
 
     def progress(step: int) -> None:
-        """Do nothing: without ftslurm nobody asks how far a failed rank had come."""
+        """Do nothing: without ftslurm no report needs the progress of a rank."""
 
     def should_stop(step: int) -> bool:
         """Go on: without ftslurm no stop is announced."""

@@ -68,7 +68,7 @@ def _pure(version: str, arguments: list[str]) -> str:
 
 
 def _in_debian(release: str, packages: str, tests: list[str], *, wanted: str) -> str:
-    """Run tests in a folder with a release of Debian, made if it is not there; return the result in words."""
+    """Run tests in a folder with a release of Debian, made if it is not there; return the result as text."""
     _say(f"Debian {release}: {tests[0]} …")
     if os.geteuid() != 0:
         return f"skipped: Debian {release} needs root"

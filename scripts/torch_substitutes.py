@@ -88,6 +88,6 @@ class ftslurm_run:
             raise ChildFailedError("ftslurm run", {0: failure})
 
 
-def _ftslurm(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ftslurm", *words]
+def _ftslurm(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ftslurm", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

@@ -152,7 +152,7 @@ def main(arguments: list[str]) -> int:
     for suite in SUITES:
         if options.suite in (None, suite.name):
             results = {way: _run(suite, way, tests, options.only) for way in suite.ways}
-            unexpected += _tell(suite, results, known)
+            unexpected += _print_results(suite, results, known)
     if unexpected:
         print(f"\nFailed only otherwise than on c10d, and not in {DEVIATIONS.relative_to(ROOT)}:")
         print(*unexpected, sep="\n")
@@ -281,7 +281,7 @@ def _deviations(page: str) -> set[tuple[str, str]]:
     return set(re.findall(r"(?m)^\| `(\w+)` \| ([\w ]+) \|", page))
 
 
-def _tell(suite: Suite, results: Mapping[str, Mapping[str, bool]], known: set[tuple[str, str]]) -> list[str]:
+def _print_results(suite: Suite, results: Mapping[str, Mapping[str, bool]], known: set[tuple[str, str]]) -> list[str]:
     """Print a suite's results; return the unexpected failures."""
     print(f"\n{suite.name}:")
     expected = {name for name, passed in results[C10D].items() if passed}

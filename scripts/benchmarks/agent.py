@@ -107,7 +107,7 @@ def measure_memory(tool: tools.Tool) -> Sample:
         deadline = time.monotonic() + LIMIT_S
         while len(started := measure.read_events(directory / "events")) < MEMORY_WORKERS:
             if time.monotonic() > deadline or not launch.running():
-                raise measure.RunFailedError(f"its workers did not start; {launch.last_words()}")
+                raise measure.RunFailedError(f"its workers did not start; {launch.last_output()}")
             time.sleep(0.05)
         time.sleep(MEMORY_SETTLE_S)
         launchers = {process.pid for process in launch.processes}

@@ -97,8 +97,8 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
     results: dict[str, table.Samples] = {measurement.key: {OURS: []} for measurement in MEASUREMENTS}
     for number in range(arguments.runs + 1):  # run 0 warms caches up and does not count
         print(f"run {number}/{arguments.runs}", file=sys.stderr, flush=True)
-        for key, words in commands.items():
-            spent = spend([sys.executable, "-m", "ftslurm.cli", *words])
+        for key, command_line in commands.items():
+            spent = spend([sys.executable, "-m", "ftslurm.cli", *command_line])
             if number:
                 results[key][OURS].append(spent.wall_s)
     return results

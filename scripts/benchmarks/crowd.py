@@ -1,4 +1,4 @@
-"""Many members of a rendezvous in a few processes, told what to do line by line; the parent's side."""
+"""Many members of a rendezvous in a few processes, which get their orders line by line; the parent's side."""
 
 from __future__ import annotations
 
@@ -87,21 +87,21 @@ class Crowd:
             raise
 
     def assemble(self, size: int, **facts: object) -> None:
-        """Make `size` new members, the n-th in process n modulo their number; nobody moves yet.
+        """Make `size` new members, the n-th in process n modulo their number; none moves yet.
 
-        What the first process answers, the others are told: where its store listens.
+        What the first process answers is passed to the others: where its store listens.
         """
         self._size = size
         processes = len(self._processes)
         for process in range(processes):
             mine = list(range(process, size, processes))
-            self._tell([process], do="assemble", size=size, members=mine, **facts)
+            self._send([process], do="assemble", size=size, members=mine, **facts)
             facts |= self._answers([process], ANSWER_LIMIT_S)[0]
 
     def go(self, limit_s: float) -> float:
         """Let all members go; return the seconds until the last one has its world."""
         started_ns = time.monotonic_ns()
-        self._tell(range(len(self._processes)), do="go", limit_s=limit_s)
+        self._send(range(len(self._processes)), do="go", limit_s=limit_s)
         return (self._world(1, limit_s) - started_ns) / 1e9
 
     def again(self, member: int, worlds: int, limit_s: float) -> float:
@@ -113,14 +113,14 @@ class Crowd:
             limit_s: patience.
         """
         owner = member % len(self._processes)
-        self._tell([owner], do="again", member=member)
+        self._send([owner], do="again", member=member)
         asked_ns = int(self._answers([owner], ANSWER_LIMIT_S)[0]["asked_ns"])
-        self._tell(range(len(self._processes)), do="await", worlds=worlds + 1, limit_s=limit_s)
+        self._send(range(len(self._processes)), do="await", worlds=worlds + 1, limit_s=limit_s)
         return (self._world(worlds + 1, limit_s) - asked_ns) / 1e9
 
     def count(self) -> dict[int, Count]:
         """Return what each member has cost so far."""
-        self._tell(range(len(self._processes)), do="count")
+        self._send(range(len(self._processes)), do="count")
         return {
             int(member): Count(answer["time_ns"], Costs(*costs), coordinating)
             for answer in self._answers(range(len(self._processes)), ANSWER_LIMIT_S)
@@ -129,7 +129,7 @@ class Crowd:
 
     def dismiss(self) -> None:
         """End this rendezvous."""
-        self._tell(range(len(self._processes)), do="dismiss")
+        self._send(range(len(self._processes)), do="dismiss")
         self._answers(range(len(self._processes)), ANSWER_LIMIT_S)
 
     def end(self) -> None:
@@ -152,15 +152,15 @@ class Crowd:
             raise RunFailedError(f"world {number} of {self._size}: {had} within {limit_s:.0f} s")
         return max(int(answer["last_ns"]) for answer in answers)
 
-    def _tell(self, processes: Iterable[int], **words: object) -> None:
-        line = json.dumps(words).encode() + b"\n"
+    def _send(self, processes: Iterable[int], **message: object) -> None:
+        line = json.dumps(message).encode() + b"\n"
         for process in processes:
             pipe = self._processes[process].stdin
             assert pipe is not None
             try:
                 pipe.write(line)
             except BrokenPipeError:
-                raise RunFailedError(f"process {process} has ended; {self._last_words()}") from None
+                raise RunFailedError(f"process {process} has ended; {self._last_output()}") from None
 
     def _answers(self, processes: Sequence[int], limit_s: float) -> list[dict[str, Any]]:
         deadline = time.monotonic() + limit_s
@@ -173,12 +173,12 @@ class Crowd:
                 data = os.read(pipe.fileno(), 1 << 16) if select.select([pipe], [], [], max(0.0, left_s))[0] else None
                 if not data:
                     how = "did not answer in time" if data is None else "ended"
-                    raise RunFailedError(f"process {process} {how}; {self._last_words()}")
+                    raise RunFailedError(f"process {process} {how}; {self._last_output()}")
                 self._buffers[process] += data
             line, _, self._buffers[process] = self._buffers[process].partition(b"\n")
             answers.append(json.loads(line))
         return answers
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         lines = self._output.read_text(errors="replace").strip().splitlines()[-8:]
         return "its last output:\n    " + "\n    ".join(lines or ["(none)"])

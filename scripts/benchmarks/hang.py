@@ -215,8 +215,8 @@ def collect(arguments: argparse.Namespace) -> dict[str, table.Samples]:
         for tool in (ON, OFF):
             call, hook = parts_s(tool)
             samples += [("call", tool, call), ("hook", tool, hook)]
-        for key, who, value in samples:
-            results[key].setdefault(who, []).append(value)
+        for key, tool, value in samples:
+            results[key].setdefault(tool, []).append(value)
     medians = {tool: statistics.median(results["step"][tool]) for tool in (ON, OFF)}
     results["slower"][ON] = [medians[ON] / medians[OFF] - 1]
     call, hook = (min(results[key][ON]) - min(results[key][OFF]) for key in ("call", "hook"))

@@ -74,11 +74,11 @@ def look(directory: Path, set_: str, environment: dict[str, str]) -> tuple[float
         assert process.stdout is not None
         process.stdin.write(json.dumps(request).encode())
         process.stdin.close()
-        told = json.loads(process.stdout.read().splitlines()[-1])  # before: how far it is
+        output = json.loads(process.stdout.read().splitlines()[-1])  # before: how far it is
         _, _, usage = os.wait4(process.pid, 0)
         process.returncode = 0
     took_s = time.monotonic() - began
-    found = {verdict["check"] for verdict in told["verdicts"] if verdict["findings"]}
+    found = {verdict["check"] for verdict in output["verdicts"] if verdict["findings"]}
     return took_s, usage.ru_utime + usage.ru_stime, found
 
 

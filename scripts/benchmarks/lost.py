@@ -1,4 +1,4 @@
-"""A node dies without a word while a spare waits: how long until the workers of the new world run."""
+"""A node dies without a notice while a spare waits: how long until the workers of the new world run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COORDINATOR_TRIES = 8  # the coordinator is the spare in one start of three: the
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured, and how each tool is told."""
+    """What is measured, and the options of each tool for it."""
 
     key: str
     title: str
@@ -81,7 +81,7 @@ def _wait_for_world(directory: Path, before: int, limit_s: float, launch: measur
     deadline = time.monotonic() + limit_s
     while len(starts := measure.read_events(directory / "events")[before:]) < WORLD:
         if time.monotonic() > deadline:
-            raise measure.RunFailedError(f"no world of {WORLD} within {limit_s:.0f} s; {launch.last_words()}")
+            raise measure.RunFailedError(f"no world of {WORLD} within {limit_s:.0f} s; {launch.last_output()}")
         time.sleep(0.02)
     return starts
 
@@ -109,19 +109,19 @@ def _ancestors(pid: int) -> list[int]:
 
 def _store_host(launch: measure.Launch) -> int:
     """Return the agent that listens where all of them connect to: the one with a listening socket there."""
-    port = next(int(word.rpartition(":")[2]) for word in launch.command if word.startswith("--rdzv-endpoint="))
+    port = next(int(option.rpartition(":")[2]) for option in launch.command if option.startswith("--rdzv-endpoint="))
     listening = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                listening.add(f"socket:[{words[9]}]")
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                listening.add(f"socket:[{fields[9]}]")
     for process in launch.processes:
         for entry in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if str(entry.readlink()) in listening:
                     return process.pid
-    raise measure.RunFailedError(f"nobody listens on the store's port {port}")
+    raise measure.RunFailedError(f"no process listens on the store's port {port}")
 
 
 def _coordinator(run: Path) -> int:
@@ -132,7 +132,7 @@ def _coordinator(run: Path) -> int:
 
 
 def _murder(victims: set[int]) -> int:
-    """Kill all of them as a power failure would: nobody lives long enough to say that another one died."""
+    """Kill all of them as a power failure would: none lives long enough to report that another one died."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         killed_ns = time.monotonic_ns()
         for pid in victims:

@@ -77,17 +77,17 @@ class Launch:
                 os.close(descriptor)
             ended_ns = time.monotonic_ns()
             if not ready:
-                raise RunFailedError(f"it had not ended after {limit_s:.0f} s; {self.last_words()}")
+                raise RunFailedError(f"it had not ended after {limit_s:.0f} s; {self.last_output()}")
         codes = [process.wait() for process in self.processes]
         if any(codes):
-            raise RunFailedError(f"its exit code was {' and '.join(map(str, codes))}; {self.last_words()}")
+            raise RunFailedError(f"its exit code was {' and '.join(map(str, codes))}; {self.last_output()}")
         return ended_ns
 
     def running(self) -> bool:
         """Return whether all of the commands still run."""
         return all(process.poll() is None for process in self.processes)
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the end of what the commands printed."""
         lines = self.output.read_text(errors="replace").strip().splitlines()[-_OUTPUT_LINES:]
         return "its last output:\n    " + "\n    ".join(lines or ["(none)"])
@@ -136,7 +136,7 @@ def memory_of(pids: Set[int]) -> Memory:
 
 
 def free_port() -> int:
-    """Return a port of localhost that nobody listens on right now."""
+    """Return a port of localhost that no process listens on right now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

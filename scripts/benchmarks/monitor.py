@@ -32,7 +32,7 @@ MEASUREMENTS = (
     Measurement("heartbeat", "one heartbeat call", "µs", 1.5e-6, (NVRX, 0.2)),
     Measurement("section", "section open + close", "µs", 3e-6),
     Measurement("signalled", "deadline passed → rank signalled", "ms", 0.02),
-    Measurement("told", "deadline passed → rank told to end, stacks collected", "ms"),
+    Measurement("terminated", "deadline passed → rank sent SIGTERM, stacks collected", "ms"),
     Measurement("stacks", f"deadline → stacks of {CROWD} ranks on {CROWD_NODES} nodes", "s", 2.0),
     Measurement("share", f"{BEATING_RANKS} ranks with 100 heartbeats/s each: share of a core", "%", 0.02),
     Measurement("processes", f"processes of its own beside {BEATING_RANKS} ranks", "processes", 0.0),
@@ -95,7 +95,7 @@ def wait_for(events: Path, launch: measure.Launch, seen: Callable[[list[measure.
         if seen(found):
             return found
         if time.monotonic() > deadline or not runs:
-            raise measure.RunFailedError(f"not all of it happened; {launch.last_words()}")
+            raise measure.RunFailedError(f"not all of it happened; {launch.last_output()}")
         time.sleep(POLL_S)
 
 
@@ -110,9 +110,11 @@ def our_calls(tool: tools.Tool, _: Turn) -> Sample:
 def our_hang(tool: tools.Tool, turn: Turn) -> Sample:
     """Return the seconds from a time-out to the dump signal's handler, and to SIGTERM's."""
     with our_job(tool, 1, 1, "hang", str(turn.phase_s), options=("--hang-signal=SIGTERM",)) as (launch, events, _run):
-        found = wait_for(events, launch, lambda seen: first(seen, "told") is not None)
-        times = {what: event.time_ns for what in ("deadline", "signalled", "told") if (event := first(found, what))}
-        return {name: (times[name] - times["deadline"]) / 1e9 for name in ("signalled", "told")}
+        found = wait_for(events, launch, lambda seen: first(seen, "terminated") is not None)
+        times = {
+            what: event.time_ns for what in ("deadline", "signalled", "terminated") if (event := first(found, what))
+        }
+        return {name: (times[name] - times["deadline"]) / 1e9 for name in ("signalled", "terminated")}
 
 
 def our_crowd(tool: tools.Tool, _: Turn) -> Sample:
@@ -123,7 +125,7 @@ def our_crowd(tool: tools.Tool, _: Turn) -> Sample:
         give_up = time.monotonic() + LIMIT_S
         while len(list(run_directory.glob("rounds/*/ranks/*/stacks.txt"))) < CROWD:
             if time.monotonic() > give_up:
-                raise measure.RunFailedError(f"not all {CROWD} stacks were collected; {launch.last_words()}")
+                raise measure.RunFailedError(f"not all {CROWD} stacks were collected; {launch.last_output()}")
             time.sleep(POLL_S)
         return {"stacks": (time.monotonic_ns() - deadline.time_ns) / 1e9}
 
@@ -196,9 +198,9 @@ def parts_of(found: list[tools.Tool], python: str) -> list[tuple[str, str, Calla
     for part, call in (("calls", our_calls), ("hang", our_hang), ("crowd", our_crowd), ("beat", our_beat)):
         if OURS in names:
             parts.append((part, OURS, lambda turn, call=call: call(names[OURS], turn)))  # type: ignore[misc]
-        for launcher, name, word in (("ft_launcher", NVRX, "nvrx"), ("torchrun", TORCH, "torch")):
+        for launcher, name, key in (("ft_launcher", NVRX, "nvrx"), ("torchrun", TORCH, "torch")):
             if launcher in names and part != "crowd":
-                parts.append((part, name, lambda turn, p=part, w=word: theirs(w, python, *mode_of(p, turn))))  # type: ignore[misc]
+                parts.append((part, name, lambda turn, p=part, w=key: theirs(w, python, *mode_of(p, turn))))  # type: ignore[misc]
     return parts
 
 

@@ -72,7 +72,7 @@ class Nvrx:
 
 
 class FileTimer:
-    """torch's file timer: a thread of the agent, told through a named pipe; its heartbeat is to arm a timer again."""
+    """torch's file timer: a thread of the agent that reads a named pipe; its heartbeat is to arm a timer again."""
 
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, "timer")

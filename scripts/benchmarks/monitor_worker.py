@@ -56,7 +56,7 @@ def calls() -> None:
 
 def hang() -> None:
     """Note when the time-out passed, when the dump signal's handler wrote, and when SIGTERM came."""
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, terminated)
     ftslurm.set_timeouts(heartbeat=TIMEOUT_S)
     stacks = os.path.join(os.environ["FTSLURM_RECORD_DIR"], "hang.txt")
     time.sleep(float(sys.argv[3]))
@@ -68,8 +68,8 @@ def hang() -> None:
     time.sleep(PATIENCE_S)
 
 
-def told(*_: object) -> None:
-    note("told", time.monotonic_ns())
+def terminated(*_: object) -> None:
+    note("terminated", time.monotonic_ns())
     sys.exit(1)
 
 

@@ -69,27 +69,27 @@ def main(kind: str) -> None:
     module = importlib.import_module(f"benchmarks.players_{kind}")
     members: Members | None = None
 
-    def answer(words: dict[str, Any]) -> None:
-        answers.write(json.dumps(words) + "\n")
+    def answer(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
         answers.flush()
 
     answer({})
     for line in sys.stdin:
-        words = json.loads(line)
-        what = words.pop("do")
+        message = json.loads(line)
+        what = message.pop("do")
         if what == "assemble":
-            members = module.assemble(**words)
+            members = module.assemble(**message)
             answer(members.facts())
             continue
         assert members is not None
         if what == "go":
             members.go()
-            answer(members.worlds.wait(1, words["limit_s"]))
+            answer(members.worlds.wait(1, message["limit_s"]))
         elif what == "await":
-            answer(members.worlds.wait(words["worlds"], words["limit_s"]))
+            answer(members.worlds.wait(message["worlds"], message["limit_s"]))
         elif what == "again":
             asked_ns = time.monotonic_ns()
-            members.again(words["member"])
+            members.again(message["member"])
             answer({"asked_ns": asked_ns})
         elif what == "count":
             costs = members.costs()

@@ -33,7 +33,7 @@ class CountingBackend(C10dRendezvousBackend):  # type: ignore[misc]
 
 
 class Player(threading.Thread):
-    """One member with the smallest agent: it joins, and joins again when somebody waits for the next world."""
+    """One member with the smallest agent: it joins, and joins again when another member waits for the next world."""
 
     def __init__(self, number: int, size: int, store: TCPStore, keep_alive_s: int, worlds: Worlds) -> None:
         super().__init__(daemon=True)

@@ -93,14 +93,16 @@ class Agent:
         self.coordinating = False
         self.lost: str | None = None
         self._worlds = worlds
-        self._word = first_record(names[number], f"incarnation-{number:04d}", ATTEMPT, number, 1)
-        self._word = replace(self._word, address="127.0.0.1", port=29400)
+        self._record = first_record(names[number], f"incarnation-{number:04d}", ATTEMPT, number, 1)
+        self._record = replace(self._record, address="127.0.0.1", port=29400)
         shape = RunSpec(os.path.basename(run.root), ATTEMPT, names, len(names), len(names), RESTARTS)
         timing = Timing(node_timeout_s=8.0, join_timeout_s=600.0, last_call_s=30.0)
-        self.bell = Doorbell(self._word.address, self._word.incarnation)
-        self._word = replace(self._word, bell=self.bell.port)
+        self.bell = Doorbell(self._record.address, self._record.incarnation)
+        self._record = replace(self._record, bell=self.bell.port)
         ring = self.bell.ring
-        member = Member(self.fs, run, shape, self._word, timing, Pace(), time.monotonic, time.time_ns, wake_agents=ring)
+        member = Member(
+            self.fs, run, shape, self._record, timing, Pace(), time.monotonic, time.time_ns, wake_agents=ring
+        )
         self.courier = Courier(member, time.monotonic)
 
     def hear(self) -> None:
@@ -114,7 +116,7 @@ class Agent:
                 raise SystemExit(f"member {self.number} is out: {news.reason}")
 
     def rung(self) -> None:
-        """Look at once when somebody says that there is news."""
+        """Look at once when another agent reports news."""
         if self.bell.answer():
             self.courier.rung()
 
@@ -122,11 +124,11 @@ class Agent:
         state = view.state
         assert state is not None
         self.coordinating = view.coordinating
-        part = state.participant(self._word.node, self._word.incarnation)
-        if state.phase == RUNNING and part is not None and self._word.round < state.round:
+        part = state.participant(self._record.node, self._record.incarnation)
+        if state.phase == RUNNING and part is not None and self._record.round < state.round:
             self._worlds.had(self.number, state.round, part.group_rank, len(state.participants))
             self._say(status=RUNNING, round=state.round)
-        elif state.phase == FORMING and self._word.status in (RUNNING, FAILED, SUCCEEDED):
+        elif state.phase == FORMING and self._record.status in (RUNNING, FAILED, SUCCEEDED):
             self._say(status=READY)
 
     def again(self) -> None:
@@ -134,8 +136,8 @@ class Agent:
         self._say(status=READY)
 
     def _say(self, **changes: Any) -> None:
-        self._word = replace(self._word, **changes)
-        self.courier.say(self._word)
+        self._record = replace(self._record, **changes)
+        self.courier.say(self._record)
 
 
 class FtslurmMembers:

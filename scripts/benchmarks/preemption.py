@@ -43,7 +43,7 @@ SCRIPTS = {
 class Slurm(Protocol):
     """What the tries need of a cluster."""
 
-    def command(self, *words: str, cwd: Path | None = None) -> str:
+    def command(self, *argv: str, cwd: Path | None = None) -> str:
         """Run a command; return what it printed."""
 
     def facts(self, job: str) -> dict[str, str]:
@@ -77,15 +77,15 @@ def preempt(slurm: Slurm, work: Path, way: str, until: Callable[[Callable[[], bo
     """
     (work / "train.py").write_text(TRAIN)
     (work / "job.sbatch").write_text(f"#!/bin/bash\ndate +%s.%N >> begins\nexport WAY={way}\n{SCRIPTS[way]}\n")
-    words = ("sbatch", "--parsable", f"--nodes={NODES}", "--ntasks-per-node=1", "--requeue", "--open-mode=append")
-    job = slurm.command(*words, "job.sbatch", cwd=work)
+    argv = ("sbatch", "--parsable", f"--nodes={NODES}", "--ntasks-per-node=1", "--requeue", "--open-mode=append")
+    job = slurm.command(*argv, "job.sbatch", cwd=work)
     first_steps, begins = work / "first-steps", work / "begins"
     if not until(lambda: len(_times(first_steps)) == 1):
         return None
     time.sleep(2)
     at = time.time()
-    words = ("sbatch", "--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
-    slurm.command(*words, cwd=work)
+    argv = ("sbatch", "--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
+    slurm.command(*argv, cwd=work)
     if not until(lambda: slurm.facts(job).get("Restarts") == "1"):
         return None
     left_s = time.time() - at

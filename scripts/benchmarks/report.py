@@ -167,15 +167,15 @@ def collect(arguments: argparse.Namespace, parent: Path) -> dict[str, table.Samp
         samples = [("small", OURS, report_of(small).wall_s)]
         of_log = report_of_log(output)
         samples += [("log", OURS, of_log.wall_s), ("log_rss", OURS, of_log.rss)]
-        for who, spent in ((OURS, report_of(large)), (READ, read_only(large)), (OWN, read_only(large, names))):
-            samples.append(("large", who, spent.wall_s))
-            samples.append(("large_cpu", who, spent.cpu_s))
-            samples.append(("large_rss", who, spent.rss))
+        for subject, spent in ((OURS, report_of(large)), (READ, read_only(large)), (OWN, read_only(large, names))):
+            samples.append(("large", subject, spent.wall_s))
+            samples.append(("large_cpu", subject, spent.cpu_s))
+            samples.append(("large_rss", subject, spent.rss))
         if slow is not None:
             samples += [("slow", OURS, report_of(slow).wall_s), ("slow", READ, read_only(slow).wall_s)]
             samples.append(("slow", OWN, read_only(slow, names).wall_s))
-        for key, who, value in samples if number else ():
-            results[key].setdefault(who, []).append(value)
+        for key, subject, value in samples if number else ():
+            results[key].setdefault(subject, []).append(value)
     return results
 
 

@@ -56,28 +56,28 @@ class Cluster:
         path = f"{ROOT / 'scripts'}:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
         self.env = {**clean, "PATH": path, "SLURMLAB_DIR": str(base / "lab"), "SLURMLAB_PREFIX": prefix}
-        settings = [word for line in preemption.SETTINGS for word in ("--set", line)]
+        settings = [option for line in preemption.SETTINGS for option in ("--set", line)]
         self.command("slurm-lab", "up", str(NODES), *settings)
         self.env["SLURM_CONF"] = str(base / "lab" / "slurm.conf")
 
-    def command(self, *words: str, cwd: Path | None = None) -> str:
+    def command(self, *argv: str, cwd: Path | None = None) -> str:
         """Run a command; return what it printed."""
-        done = subprocess.run(words, env=self.env, cwd=cwd, capture_output=True, text=True, check=False, timeout=180)
+        done = subprocess.run(argv, env=self.env, cwd=cwd, capture_output=True, text=True, check=False, timeout=180)
         if done.returncode:
-            raise SystemExit(f"bench: {' '.join(words)}: {done.stderr.strip()}")
+            raise SystemExit(f"bench: {' '.join(argv)}: {done.stderr.strip()}")
         return done.stdout.strip()
 
     def job(self, work: Path) -> str:
         """Submit a job of two nodes in `work`; return its id."""
         (work / "train.py").write_text(TRAIN)
         (work / "job.sbatch").write_text(f"#!/bin/bash\nexec ftsrun {OPTIONS} train.py\n")
-        words = ("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--no-kill", "--requeue")
-        return self.command(*words, "--open-mode=append", "job.sbatch", cwd=work)
+        argv = ("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--no-kill", "--requeue")
+        return self.command(*argv, "--open-mode=append", "job.sbatch", cwd=work)
 
     def facts(self, job: str) -> dict[str, str]:
         """Return Slurm's record of a job."""
         text = self.command("scontrol", "show", "job", "-o", job)
-        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+        return dict(field.split("=", 1) for field in text.split() if "=" in field)
 
 
 def until(true: Callable[[], bool]) -> bool:

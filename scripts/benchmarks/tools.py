@@ -1,4 +1,4 @@
-"""The launchers that are compared: where each is found, its version, how it is told the same job."""
+"""The launchers that are compared: where each is found, its version, how it is given the same job."""
 
 from __future__ import annotations
 

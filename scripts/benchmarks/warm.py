@@ -72,7 +72,7 @@ def _await_standbys(launch: measure.Launch, events: Path, ranks: int) -> Sample:
         used, ended_ns = (now, time.monotonic_ns()) if now != used else (used, ended_ns)
         time.sleep(0.05)
         if not launch.running():
-            raise measure.RunFailedError(f"it ended before its standby workers were ready; {launch.last_words()}")
+            raise measure.RunFailedError(f"it ended before its standby workers were ready; {launch.last_output()}")
     memory = measure.memory_of(standbys)
     paces = [event.time_ns for event in measure.read_events(events) if event.what == "pace"]
     during = sum(began_ns < time_ns <= ended_ns for time_ns in paces) / (ended_ns - began_ns)
@@ -89,7 +89,7 @@ def _wait(launch: measure.Launch, done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not done():
         if time.monotonic() > deadline or not launch.running():
-            raise measure.RunFailedError(f"it did not get far enough; {launch.last_words()}")
+            raise measure.RunFailedError(f"it did not get far enough; {launch.last_output()}")
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""A DDP script for the benchmark of restarts with warm imports: fails once, when it is told to.
+"""A DDP script for the benchmark of restarts with warm imports: fails once, if that is requested.
 
     warm_worker.py EVENTS raise|kill
 
@@ -21,7 +21,7 @@ from benchmarks.worker import RANK, WORLD_SIZE, note
 
 
 def main(events: str, how: str) -> None:
-    """Train until told to fail, or to the first step after the failure."""
+    """Train until it has to fail, or to the first step after the failure."""
     again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -43,7 +43,7 @@ def main(events: str, how: str) -> None:
             note(events, "fail", time.monotonic_ns())
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError("told to fail")
+            raise RuntimeError("requested failure")
     dist.barrier()
     dist.destroy_process_group()
 

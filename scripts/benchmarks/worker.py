@@ -60,7 +60,7 @@ def fail_once(events: str) -> None:
 
 
 def hold(events: str) -> None:
-    """Stay until told to end."""
+    """Stay until the file that ends it is there."""
     note(events, "start", FIRST_LINE_NS)
     deadline = time.monotonic() + PATIENCE_S
     while not os.path.exists(events + ".stop") and time.monotonic() < deadline:

@@ -182,9 +182,9 @@ def _restart_daemon(name: str | None) -> Callable[[World, Target], Undo | None]:
     return inject
 
 
-def _slurm(*words: str) -> Callable[[World, Target], Undo | None]:
+def _slurm(*arguments: str) -> Callable[[World, Target], Undo | None]:
     def inject(world: World, target: Target) -> Undo | None:
-        world.slurm(*words, target.job)
+        world.slurm(*arguments, target.job)
         return None
 
     return inject
@@ -194,8 +194,8 @@ def _preempt(world: World, target: Target) -> Undo:
     """Submit a job of a partition with a higher priority, which needs all nodes."""
     # Here, since slurmctld forgets it when it is killed.
     world.slurm("scontrol", "create", "PartitionName=high", "Nodes=ALL", "PriorityTier=10", "PreemptMode=OFF")
-    words = ("--parsable", "--partition=high", f"--nodes={len(world.nodes)}", "--exclusive", "--output=/dev/null")
-    other = world.slurm("sbatch", *words, "--wrap=sleep 1").strip()
+    options = ("--parsable", "--partition=high", f"--nodes={len(world.nodes)}", "--exclusive", "--output=/dev/null")
+    other = world.slurm("sbatch", *options, "--wrap=sleep 1").strip()
     return lambda: None if not other else _cancel(world, other)
 
 

@@ -10,7 +10,7 @@ from chaos_parts.counting import total
 from chaos_parts.faults import BY_NAME, NODE, STOPPED
 from chaos_parts.history import ANY, IF_NODE, Commit, Event, History, Injection
 from chaos_parts.processes import RANK
-from chaos_parts.reasons import SECOND_NS, explanations, tell
+from chaos_parts.reasons import SECOND_NS, describe_end, explanations
 from chaos_parts.schedule import TIME_LIMIT
 
 SUCCEEDED = "succeeded"
@@ -217,7 +217,7 @@ def explained(history: History) -> list[str]:
     if history.report is None:
         return []
     return [
-        f"no fault explains {tell(past)}"
+        f"no fault explains {describe_end(past)}"
         for past in history.report.rounds
         if past.outcome not in (SUCCEEDED, "running")
         and not explanations(history, past)
@@ -286,14 +286,14 @@ def coded(history: History) -> list[str]:
     closed = history.closed
     if history.stuck or closed is None or _slurm_may_say_anything(history):
         return []
-    said = f"the run {closed.outcome} with code {closed.exit_code}, Slurm says {history.state} {history.exit_code}"
+    mismatch = f"the run {closed.outcome} with code {closed.exit_code}, Slurm says {history.state} {history.exit_code}"
     if closed.outcome == SUCCEEDED:
         lost = any(BY_NAME[each.kind].takes_node for each in history.injections)
-        return [] if history.state == "COMPLETED" or (lost and history.state == "NODE_FAIL") else [said]
+        return [] if history.state == "COMPLETED" or (lost and history.state == "NODE_FAIL") else [mismatch]
     if closed.outcome == STOPPED:
         return []
     good = history.state == "FAILED" and history.exit_code.partition(":")[0] == str(closed.exit_code)
-    return [] if good else [said]
+    return [] if good else [mismatch]
 
 
 def _slurm_may_say_anything(history: History) -> bool:

@@ -113,8 +113,8 @@ def _read(pid: int, nodes: Mapping[int, str]) -> Process | None:
         state, parent, started = stat_of(pid)
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             name = file.read().strip()
-        command = _words(pid, "cmdline")
-        environment = dict(word.split("=", 1) for word in _words(pid, "environ") if "=" in word)
+        command = _strings(pid, "cmdline")
+        environment = dict(variable.split("=", 1) for variable in _strings(pid, "environ") if "=" in variable)
     except (OSError, ValueError):
         return None
     job, round_, rank = (environment.get(key, "") for key in WANTED)
@@ -140,10 +140,10 @@ def stat_of(pid: int) -> tuple[str, int, int]:
         OSError: there is none.
     """
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        words = file.read().rpartition(") ")[2].split()
-    return words[0], int(words[1]), int(words[19])
+        fields = file.read().rpartition(") ")[2].split()
+    return fields[0], int(fields[1]), int(fields[19])
 
 
-def _words(pid: int, file_name: str) -> list[str]:
+def _strings(pid: int, file_name: str) -> list[str]:
     with open(f"/proc/{pid}/{file_name}", "rb") as file:
-        return [word.decode(errors="replace") for word in file.read().split(b"\0") if word]
+        return [part.decode(errors="replace") for part in file.read().split(b"\0") if part]

@@ -41,7 +41,7 @@ def _is(reason: Reason, injection: Injection, past: PastRound) -> bool:
     return True
 
 
-def tell(past: PastRound) -> str:
+def describe_end(past: PastRound) -> str:
     """Describe the end of a round in one line."""
     first = past.first
     if first is None:

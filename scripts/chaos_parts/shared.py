@@ -58,10 +58,10 @@ class SharedDirectory:
 
     def boot_command(self, log: Path) -> str:
         """Return the bash command by which a booting node mounts the directory."""
-        words = join(self._server("node")).replace(str(self._control / "node"), f'{self._control}/"$SLURMLAB_NODE"')
+        mounting = join(self._server("node")).replace(str(self._control / "node"), f'{self._control}/"$SLURMLAB_NODE"')
         return (
-            f"exec 3< <(exec env PYTHONPATH={quote(MODULES)} {words} 2>>{quote(str(log))}); "
-            "read -r -u 3 said; [[ $said == mounted ]]"
+            f"exec 3< <(exec env PYTHONPATH={quote(MODULES)} {mounting} 2>>{quote(str(log))}); "
+            "read -r -u 3 answer; [[ $answer == mounted ]]"
         )
 
     def mount(self, log: Path) -> None:
@@ -86,8 +86,8 @@ class SharedDirectory:
 
     def _server(self, name: str) -> list[str]:
         paths = (self._backing, self._mount, self._control / name)
-        words = [sys.executable, "-m", "chaos_parts.faulty_mount", *map(str, paths)]
-        return [*words, "--journal", str(self._journal), *PATTERNS]
+        command = [sys.executable, "-m", "chaos_parts.faulty_mount", *map(str, paths)]
+        return [*command, "--journal", str(self._journal), *PATTERNS]
 
     def let(self, fault: str, node: str | None = None) -> None:
         """Inject a fault, see `chaos_parts.faulty_mount`; on one node, or on all."""

@@ -74,10 +74,10 @@ class World:
             self.shared.mount(self.logs / "mount.log")
         except OSError as error:
             raise LabError(str(error)) from None
-        words = ["up", str(len(self.nodes)), "--network", "--boot", self.shared.boot_command(self.logs / "mount.log")]
+        argv = ["up", str(len(self.nodes)), "--network", "--boot", self.shared.boot_command(self.logs / "mount.log")]
         for setting in (f"TaskProlog={prolog}", *PREEMPTION, *self._settings):
-            words += ["--set", setting]
-        self.lab(*words, limit_s=300.0)
+            argv += ["--set", setting]
+        self.lab(*argv, limit_s=300.0)
         self.down.clear()
         self.without_slurmctld = False
 
@@ -87,7 +87,7 @@ class World:
         self.lab("down", limit_s=120.0)
         self.shared.unmount()
 
-    def lab(self, *words: str, limit_s: float = 60.0) -> str:
+    def lab(self, *arguments: str, limit_s: float = 60.0) -> str:
         """Run a command of slurm-lab; return its output.
 
         Raises:
@@ -95,18 +95,18 @@ class World:
         """
         try:
             done = subprocess.run(
-                [LAB, *words], env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
+                [LAB, *arguments], env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired:
-            raise LabError(f"slurm-lab {words[0]} did not end within {limit_s:g} s") from None
+            raise LabError(f"slurm-lab {arguments[0]} did not end within {limit_s:g} s") from None
         if done.returncode != 0:
-            raise LabError(f"slurm-lab {' '.join(words[:2])}: {done.stderr.strip()[-500:]}")
+            raise LabError(f"slurm-lab {' '.join(arguments[:2])}: {done.stderr.strip()[-500:]}")
         return done.stdout
 
-    def _lab_later(self, *words: str) -> None:
+    def _lab_later(self, *arguments: str) -> None:
         """Start a command of slurm-lab without waiting for it."""
         with (self.logs / "slurm-lab.log").open("ab") as log:
-            self._later.append(subprocess.Popen([LAB, *words], env=self.environment, stdout=log, stderr=log))
+            self._later.append(subprocess.Popen([LAB, *arguments], env=self.environment, stdout=log, stderr=log))
 
     def _await_later(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
@@ -226,16 +226,16 @@ class World:
 
     # Slurm
 
-    def slurm(self, *words: str, cwd: Path | None = None) -> str:
+    def slurm(self, *argv: str, cwd: Path | None = None) -> str:
         """Run a Slurm command; return its output, empty on failure."""
         try:
             done = subprocess.run(
-                words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_S, check=False
+                argv, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_S, check=False
             )
         except subprocess.TimeoutExpired:
             return ""
         if done.returncode != 0:
-            self._note("command failed", command=" ".join(words), error=done.stderr.strip()[-300:])
+            self._note("command failed", command=" ".join(argv), error=done.stderr.strip()[-300:])
         return done.stdout
 
     def job(self, job: str) -> dict[str, str]:
@@ -243,7 +243,7 @@ class World:
         if self.without_slurmctld:
             return {}
         return dict(
-            word.split("=", 1) for word in self.slurm("scontrol", "show", "job", "-o", job).split() if "=" in word
+            field.split("=", 1) for field in self.slurm("scontrol", "show", "job", "-o", job).split() if "=" in field
         )
 
     def kill_daemon(self, daemon: str, job: str) -> None:

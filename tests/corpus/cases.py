@@ -17,11 +17,11 @@ class Case:
     Attributes:
         program: a file of this folder.
         cause: the name of its row in `ftslurm.failures.catalogue`.
-        words: what must stand in the first three lines of the text, besides rank, node, place, step and round.
+        expected: what must stand in the first three lines of the text, besides rank, node, place, step and round.
         arguments: of the program.
         options: of ``ftslurm run``.
-        rank: who fails; None: a node, or whoever of ranks that fail alike is first.
-        node: who fails; None: the rank's node.
+        rank: the one that fails; None: a node, or the first of ranks that fail alike.
+        node: the one that fails; None: the rank's node.
         step: its last step; None: it fails before its first.
         here: whether the place marked "# here" in the program must be named; what kills from outside leaves none.
         ways: ALONE: the others wait and are stopped; CASCADE: they wait on a connection to the rank, which breaks;
@@ -37,7 +37,7 @@ class Case:
 
     program: str
     cause: str
-    words: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     rank: int | None = 2
@@ -83,22 +83,22 @@ KINDS = (
     Case("syntax_error.py", "syntax-error", ("SyntaxError", "model_of_mine.py:1"), here=False, **AT_START),
     Case("import_error.py", "import-error", ("no_such_module_at_all",), **AT_START),
     Case("usage.py", "wrong-usage", ("refused its arguments", "exit code 2"), ("--lr", "high"), **AT_START),
-    # What it said on stderr before an end that says nothing
-    *(Case("last_words.py", "exception", (*FROM_STDERR, "exit code 3"), (how,), ways=(ALONE,))
+    # What it printed on stderr before an end without a reason
+    *(Case("last_output.py", "exception", (*FROM_STDERR, "exit code 3"), (how,), ways=(ALONE,))
       for how in ("prefix", "ranks", "returned", "child")),
-    Case("last_words.py", "exception", (*FROM_STDERR, "exit code 3"), ("bar",)),
-    Case("last_words.py", "exception", (*FROM_STDERR, "SIGKILL"), ("signal",), ways=(ALONE,)),
-    Case("last_words.py", "exit", (*NO_LABEL, "from its stderr", "exit code 3"), ("logged",), here=False,
+    Case("last_output.py", "exception", (*FROM_STDERR, "exit code 3"), ("bar",)),
+    Case("last_output.py", "exception", (*FROM_STDERR, "SIGKILL"), ("signal",), ways=(ALONE,)),
+    Case("last_output.py", "exit", (*NO_LABEL, "from its stderr", "exit code 3"), ("logged",), here=False,
          ways=(ALONE,)),
-    Case("last_words.py", "abort", ("Assertion `labels == 4711' failed",), ("assertion",), here=False, ways=(ALONE,)),
+    Case("last_output.py", "abort", ("Assertion `labels == 4711' failed",), ("assertion",), here=False, ways=(ALONE,)),
     Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("captured",), ways=(ALONE,)),
     Case("child_failed.py", "exception", ("exit status 1", "ValueError: row 4711"), ("inherited",), ways=(ALONE,)),
     Case("child_failed.py", "disk-full", ("disk full", "exit status 1 (OSError: No space left on device"), ("disk",),
          ways=(ALONE,), evidence="its child's output: OSError: [Errno 28]"),
     Case("child_failed.py", "exception", ("SIGSEGV",), ("crashed",), ways=(ALONE,)),
     # Checkpoints, libraries, collectives, services
-    *(Case("checkpoint.py", "checkpoint-damaged", words, (how,), needs=("torch",), ways=(ALONE,))
-      for how, words in (("truncated", ("central directory",)), ("empty", ("damaged", "EOFError")))),
+    *(Case("checkpoint.py", "checkpoint-damaged", expected, (how,), needs=("torch",), ways=(ALONE,))
+      for how, expected in (("truncated", ("central directory",)), ("empty", ("damaged", "EOFError")))),
     Case("checkpoint.py", "checkpoint-mismatch", ("does not fit the model", "size mismatch"), ("mismatch",),
          needs=("torch",), ways=(ALONE,)),
     Case("checkpoint.py", "weights-only", ("torch.load refuses", "allowed global"), ("object",), needs=("torch",),
@@ -185,7 +185,7 @@ SOCKETS = tuple(
 
 LABEL = ("ValueError: row 4711 has no label",)
 DECOYS = (
-    Case("decoy_oom_word.py", "exception", LABEL, never=LOSSES),
+    Case("decoy_oom_line.py", "exception", LABEL, never=LOSSES),
     Case("decoy_caught.py", "exception", LABEL, never=("cuda-oom", *MEMORY)),
     Case("decoy_caught_crash.py", "segfault", ("SIGSEGV",), never=("missing-file",), ways=(ALONE,)),
     Case("decoy_survived.py", "system-exit", ("exit code 3",), ("exit",), never=("cuda-oom", *MEMORY), ways=(ALONE,)),

@@ -1,4 +1,4 @@
-"""A C++ exception that nobody catches, by libstdc++'s own thrower."""
+"""A C++ exception that is not caught, by libstdc++'s own thrower."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""A full disk, told by a library that raises its own exception for it."""
+"""A full disk, reported by a library that raises its own exception for it."""
 
 from ranks import train
 

@@ -1,4 +1,4 @@
-"""os._exit: no exception, no word."""
+"""os._exit: no exception, no output."""
 
 import os
 

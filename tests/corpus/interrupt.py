@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt that nobody outside asked for."""
+"""A KeyboardInterrupt without a signal from outside."""
 
 import os
 import signal

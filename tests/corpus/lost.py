@@ -21,7 +21,7 @@ def die() -> None:
     record = Path(os.environ["FTSLURM_RUN_DIR"], "nodes", "local1.json")
     agent = json.loads(record.read_text())["pid"]
     guardian = int(Path(f"/proc/{agent}/stat").read_text().rpartition(") ")[2].split()[1])
-    # The guardian is stopped first, so that it cannot tell of its agent's end; this rank ends with its agent.
+    # The guardian is stopped first, so that it cannot report its agent's end; this rank ends with its agent.
     both = f"kill -STOP {guardian}; kill -9 {agent} {guardian}"
     subprocess.Popen(["sh", "-c", both if sys.argv[1] == "node" else f"kill -9 {agent}"], start_new_session=True)
     time.sleep(60)

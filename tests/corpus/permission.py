@@ -1,4 +1,4 @@
-"""A file of somebody else; root drops its right to read everything."""
+"""A file of another user; root drops its right to read everything."""
 
 import os
 

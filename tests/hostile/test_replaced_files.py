@@ -28,7 +28,7 @@ ROOT = os.geteuid() == 0
 HANG_S = 30.0
 """The bar is 5 s on a machine of its own; this one may be busy."""
 OTHER = 12345
-SECRET = "what-nobody-else-may-read"
+SECRET = "what-no-other-user-may-read"
 MANY = 1_000_000
 SCRIPT = """
 import os, ftslurm
@@ -60,8 +60,8 @@ class World:
         self.run = self.place / "ftslurm-runs" / "mine"
         self.before = self.state()
 
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ftslurm.cli", *words]
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ftslurm.cli", *arguments]
         return subprocess.run(
             command, cwd=self.place, env=CLEAN, capture_output=True, text=True, errors="replace", timeout=2 * HANG_S
         )
@@ -148,7 +148,7 @@ def link(path: Path, data: bytes | None, world: World) -> None:
 
 
 def dangling(path: Path, data: bytes | None, world: World) -> None:
-    path.symlink_to(world.outside / "made-by-nobody")
+    path.symlink_to(world.outside / "not-made")
 
 
 def loop(path: Path, data: bytes | None, world: World) -> None:
@@ -233,7 +233,7 @@ def replaced(path: Path, trap: Trap, world: World) -> Callable[[], None]:
     return undo
 
 
-def call(world: World, *words: str) -> str:
+def call(world: World, *arguments: str) -> str:
     """Run a command in a fork of this process, which has its modules loaded; return what is wrong, or nothing."""
     out = world.base / "out"
     pid = os.fork()
@@ -246,7 +246,7 @@ def call(world: World, *words: str) -> str:
             os.chdir(world.place)
             os.environ.clear()
             os.environ.update(CLEAN)
-            cli.main(list(words))
+            cli.main(list(arguments))
         except BaseException:
             import traceback
 
@@ -295,7 +295,7 @@ def cases(paths: list[Path]) -> list[tuple[Path, Trap]]:
 
 
 def checked(world: World, tried: list[tuple[Path, Trap]], do: Callable[[], str]) -> None:
-    """Spring each trap, do something with it there, and tell what was wrong."""
+    """Spring each trap, do something with it there, and report what was wrong."""
     problems = []
     for path, trap in tried:
         undo = replaced(path, trap, world)
@@ -309,7 +309,7 @@ def checked(world: World, tried: list[tuple[Path, Trap]], do: Callable[[], str])
 
 
 @pytest.mark.parametrize(
-    ("words", "traps"),
+    ("arguments", "traps"),
     [
         (("report", "--all"), None),
         (("status",), None),
@@ -317,13 +317,13 @@ def checked(world: World, tried: list[tuple[Path, Trap]], do: Callable[[], str])
         (("report", "--json"), ("foreign", "numbers", "characters")),
         (("report", "--format", "markdown"), ("characters",)),
     ],
-    ids=lambda words: " ".join(words or ()),
+    ids=lambda arguments: " ".join(arguments or ()),
 )
 def test_no_command_that_reads_a_run_is_broken_by_what_lies_in_a_files_place(
-    world: World, words: tuple[str, ...], traps: tuple[str, ...] | None
+    world: World, arguments: tuple[str, ...], traps: tuple[str, ...] | None
 ) -> None:
     tried = [(path, trap) for path, trap in cases(members(world.run)) if not traps or trap.__name__ in traps]
-    checked(world, tried, lambda: call(world, words[0], str(world.run), *words[1:]))
+    checked(world, tried, lambda: call(world, arguments[0], str(world.run), *arguments[1:]))
 
 
 def test_no_command_about_nodes_is_broken_by_what_lies_in_a_files_place(world: World) -> None:
@@ -334,12 +334,12 @@ def test_no_command_about_nodes_is_broken_by_what_lies_in_a_files_place(world: W
 
 
 @pytest.mark.parametrize(
-    "words", [("doctor", "--seconds", "0.5"), ("health", "storage", "--shared-dir", "ftslurm-runs")]
+    "arguments", [("doctor", "--seconds", "0.5"), ("health", "storage", "--shared-dir", "ftslurm-runs")]
 )
 def test_no_command_about_a_directory_is_broken_by_what_lies_in_it_or_in_its_place(
-    world: World, words: tuple[str, ...]
+    world: World, arguments: tuple[str, ...]
 ) -> None:
-    checked(world, cases([world.run.parent]), lambda: call(world, *words))
+    checked(world, cases([world.run.parent]), lambda: call(world, *arguments))
 
 
 def test_a_run_that_goes_on_in_a_directory_is_not_broken_by_what_lies_in_a_files_place(world: World) -> None:

@@ -20,9 +20,9 @@ else:
 if request["limit_s"] is not None:
     checks = [replace(check, limit_s=request["limit_s"]) for check in checks]
 context = Context(node="n17", **{"environ": {}, **request["context"]})
-began = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+began = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 done = run(checks, context, request["before"])
-ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+ended = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 cpu_s = sum(
     later.ru_utime + later.ru_stime - sooner.ru_utime - sooner.ru_stime
     for later, sooner in zip(ended, began, strict=True)

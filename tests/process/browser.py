@@ -31,7 +31,7 @@ def find() -> str | None:
 
 
 class Browser:
-    """One browser with one page; ``said`` collects what the page said to the console, ``asked`` what it fetched."""
+    """One browser with one page; ``messages`` collects what it printed to the console, ``asked`` what it fetched."""
 
     def __init__(self, program: str, home: Path) -> None:
         theirs_in, self._out = os.pipe()
@@ -63,7 +63,7 @@ class Browser:
         self._number = 0
         self._buffer = b""
         self._session: str | None = None
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.asked: list[str] = []
         self._loaded = False
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
@@ -126,7 +126,7 @@ class Browser:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"the browser said nothing for {TIMEOUT_S} s")
+                raise TimeoutError(f"the browser sent nothing for {TIMEOUT_S} s")
             data = os.read(self._in, 1 << 20)
             if not data:
                 raise EOFError("the browser has ended")
@@ -136,14 +136,14 @@ class Browser:
         self._note(message.get("method"), message.get("params", {}))
         return message
 
-    def _note(self, method: str | None, told: dict[str, Any]) -> None:
+    def _note(self, method: str | None, event: dict[str, Any]) -> None:
         if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.consoleAPICalled":
-            self.said.append(f"console.{told['type']}: {told['args']}")
+            self.messages.append(f"console.{event['type']}: {event['args']}")
         elif method == "Runtime.exceptionThrown":
-            self.said.append(f"exception: {told['exceptionDetails']}")
+            self.messages.append(f"exception: {event['exceptionDetails']}")
         elif method == "Log.entryAdded":
-            self.said.append(f"{told['entry']['source']}: {told['entry']['text']}")
+            self.messages.append(f"{event['entry']['source']}: {event['entry']['text']}")
         elif method == "Network.requestWillBeSent":
-            self.asked.append(told["request"]["url"])
+            self.asked.append(event["request"]["url"])

@@ -10,7 +10,7 @@ from test_run import Started
 
 from ftslurm.monitor.stacks import RankStacks, parse
 
-# Says who it is in a file `up<rank>.<round>`; `train` goes on until the file `done` is there.
+# Writes its pid into a file `up<rank>.<round>`; `train` goes on until the file `done` is there.
 RANK = """\
 import os, signal, sys, threading, time
 import ftslurm
@@ -97,8 +97,8 @@ def pid_of(run: Started, rank: int, round_: int = 1, what: str = "up") -> int:
 
 def agents(run: Started) -> dict[str, int]:
     """Return the nodes' agents: their process ids by their nodes' names."""
-    words = [json.loads(path.read_text()) for path in (run.run_dir / "nodes").glob("*.json")]
-    return {word["node"]: word["pid"] for word in words}
+    records = [json.loads(path.read_text()) for path in (run.run_dir / "nodes").glob("*.json")]
+    return {record["node"]: record["pid"] for record in records}
 
 
 def proc_state(pid: int) -> str:

@@ -94,7 +94,7 @@ def seen(run: Started, rank: int, restarts: int = 0) -> dict[str, list[int]]:
 
 
 def bound(*cpus: int) -> dict[str, list[int]]:
-    return {"agent": CPUS, **{who: sorted(cpus) for who in ("rank", "thread", "child")}}
+    return {"agent": CPUS, **{process: sorted(cpus) for process in ("rank", "thread", "child")}}
 
 
 def lines(run: Started) -> list[str]:

@@ -1,4 +1,4 @@
-"""Kill anything at any time: whatever was murdered or frozen, the run ends, tells the truth and leaves nothing behind.
+"""Kill anything at any time: whatever was killed or frozen, the run ends, reports the truth and leaves nothing behind.
 
 FTSLURM_CHAOS_SEEDS=N runs N seeds instead of a few, FTSLURM_CHAOS_FIRST=S begins with seed S.
 """
@@ -99,13 +99,13 @@ class Chaos:
             if not entry.name.isdigit():
                 continue
             try:
-                words = (entry / "environ").read_bytes().split(b"\0")
+                variables = (entry / "environ").read_bytes().split(b"\0")
                 state, parent = (entry / "stat").read_text().rsplit(") ", 1)[1].split()[:2]
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
-            if mark in words and state not in "ZX":
-                environment = dict(w.decode().partition("=")[::2] for w in words if b"=" in w)
+            if mark in variables and state not in "ZX":
+                environment = dict(w.decode().partition("=")[::2] for w in variables if b"=" in w)
                 found.append(Process(int(entry.name), int(parent), environment, command))
         return found
 
@@ -180,16 +180,16 @@ class Chaos:
         everybody = [p for p in self.living() if self._node(p) == node]
         self._pause(f"all of {node}", everybody, self.random.uniform(0.05, 2 * NODE_TIMEOUT_S))
 
-    def _pause(self, who: str, victims: list[Process], seconds: float) -> None:
-        self._note(f"SIGSTOP for {seconds:.2f} s to {who}")
+    def _pause(self, target: str, victims: list[Process], seconds: float) -> None:
+        self._note(f"SIGSTOP for {seconds:.2f} s to {target}")
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for victim in victims:
                 _kill(victim.pid, number)
             if number == signal.SIGSTOP:
                 time.sleep(seconds)
 
-    def _send(self, who: str, victim: Process, number: signal.Signals) -> None:
-        self._note(f"{number.name} to {who} ({victim.pid})")
+    def _send(self, target: str, victim: Process, number: signal.Signals) -> None:
+        self._note(f"{number.name} to {target} ({victim.pid})")
         _kill(victim.pid, number)
 
     def _note(self, text: str) -> None:
@@ -239,8 +239,8 @@ def _log(chaos: Chaos) -> list[tuple[float, int, int, int, str]]:
     """Return the workers' marks: time, round, rank, world size, node."""
     path = chaos.directory / "log"
     lines = path.read_text().splitlines() if path.exists() else []
-    words = [line.split() for line in lines]
-    return [(float(w[0]), int(w[2]), int(w[3]), int(w[4]), w[5]) for w in words]
+    fields = [line.split() for line in lines]
+    return [(float(w[0]), int(w[2]), int(w[3]), int(w[4]), w[5]) for w in fields]
 
 
 def _check_rounds(chaos: Chaos, state: dict[str, Any]) -> None:
@@ -266,8 +266,8 @@ def _check_truth(chaos: Chaos, state: dict[str, Any]) -> None:
         failure = entry["failure"]
         if failure is not None:
             done = chaos.killed_workers.get((failure["round"], failure["rank"]), set())
-            told = bool(chaos.top_signals) and failure["signal"] in ("SIGTERM", "SIGINT")
-            assert failure["signal"] in done or told, f"{failure}\n{chaos.story()}"
+            stopped = bool(chaos.top_signals) and failure["signal"] in ("SIGTERM", "SIGINT")
+            assert failure["signal"] in done or stopped, f"{failure}\n{chaos.story()}"
         assert entry["outcome"] != "running" or chaos.top_was_killed, chaos.story()
     for lost in state["lost"]:
         assert lost["node"] in chaos.hit_nodes or chaos.top_signals, f"{lost}\n{chaos.story()}"
@@ -276,12 +276,12 @@ def _check_truth(chaos: Chaos, state: dict[str, Any]) -> None:
 def _check_code(chaos: Chaos, code: int, state: dict[str, Any] | None) -> None:
     closed = state["closed"] if state else None
     if closed is None:
-        # Nobody was left to write it down.
+        # No process was left to write it down.
         assert (chaos.top_signals or len(chaos.hit_nodes) == 3) and code != 0, f"code {code}\n{chaos.story()}"
     elif chaos.top_was_killed:
         assert code in (closed["exit_code"], -signal.SIGKILL, 128 + signal.SIGKILL), f"code {code}\n{chaos.story()}"
     else:
-        # Told to stop when the run was over, the launcher ends by that signal in the middle of its report.
+        # Stopped when the run was over, the launcher ends by that signal in the middle of its report.
         late = {128 + number for number in chaos.top_signals} if closed["outcome"] == "succeeded" else set()
         assert code in {closed["exit_code"], *late}, f"code {code}\n{chaos.story()}"
         assert (closed["exit_code"] == 0) == (closed["outcome"] == "succeeded"), chaos.story()
@@ -320,7 +320,7 @@ def test_whatever_is_killed_the_run_ends_with_a_true_report_and_leaves_nothing(s
         except subprocess.TimeoutExpired:
             pytest.fail(f"it has not ended\n{chaos.story()}")
         if chaos.top_was_killed:
-            # Nobody is left to wait for the rest: it must go by itself.
+            # No process is left to wait for the rest: it must go by itself.
             end = time.monotonic() + 15
             while chaos.living() and time.monotonic() < end:
                 time.sleep(0.05)

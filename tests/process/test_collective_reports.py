@@ -189,14 +189,14 @@ def one_line(run: test_run.Started) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hang_is_told_by_the_call_and_the_rank(start: Start, kind: str) -> None:
+def test_a_hang_is_reported_with_the_call_and_the_rank(start: Start, kind: str) -> None:
     part, rank, first, more = KINDS[kind]
     run = start(script(part), *NODES, *QUICK)
     assert run.wait(120) == 1, run.err
-    told = one_line(run)
+    headline = one_line(run)
     entry = round_of(run)
-    assert re.search(f"FAILED: {first}", told), run.out
-    assert more in told, run.out
+    assert re.search(f"FAILED: {first}", headline), run.out
+    assert more in headline, run.out
     suspects = [group["ranks"] for group in (entry["whereabouts"] or {"groups": []})["groups"] if group["suspect"]]
     if rank is not None:
         assert entry["first_failure"]["rank"] == rank

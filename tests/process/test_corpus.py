@@ -1,4 +1,4 @@
-"""Each failure of the corpus happens for real on 4 ranks of 2 nodes, and the report must say who, where and why."""
+"""Each failure of the corpus happens for real on 4 ranks of 2 nodes; the report must name rank, place and cause."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _check(case: Case, way: str, run: Started) -> None:
         assert failure["rank"] != 2
     elif way != ALL:
         assert failure["role"] == "primary"
-        # Whoever else failed only follows from it, and nobody is said to have failed at the same time.
+        # Any other failure only follows from it, and none is reported to be of the same time.
         assert [group for group in entry["groups"] if group["role"] == "primary"] == []
         assert entry["same_time"] == []
     where = f"{case.program}:{_line(case)}" if case.here else ""
@@ -134,7 +134,7 @@ def _check(case: Case, way: str, run: Started) -> None:
 
 
 def _check_short_forms(directory: Path) -> None:
-    """What nodes' files tell in short of error records must not change what is said, only how much is read."""
+    """The short forms of error records in nodes' files must not change what is reported, only how much is read."""
     whole = directory.with_name(f"{directory.name}-whole")
     shutil.copytree(directory, whole)
     for file in whole.glob("rounds/*/nodes/*.json"):
@@ -152,13 +152,13 @@ def _check_text(case: Case, way: str, run: Started, node: str, failure: dict[str
     # After a job that went on, the first line says so, and the failure follows.
     answer = "\n".join(lines[1:4] if way == RECOVERED else lines[:3])
     flat = " ".join(answer.split())
-    wanted = [node, *case.words]
+    wanted = [node, *case.expected]
     wanted += [] if failure["rank"] is None else [f"rank {failure['rank']}"]
     wanted += [f"{case.program}:{_line(case)}"] if case.here else []
     wanted += [] if case.step is None else [f"step {case.step}"]
     wanted += ["round 1"]
-    for word in wanted:
-        assert word in flat, f"{word!r} is not in:\n{answer}\n\n{text}"
+    for expected in wanted:
+        assert expected in flat, f"{expected!r} is not in:\n{answer}\n\n{text}"
     if way == RECOVERED:
         assert "succeeded" in lines[0]
 

@@ -33,17 +33,17 @@ VICTIM = 1
 SIGNALS = (
     "killed", "terminated", "segfault", "abort", "cpp_exception", "machine_code-SIGILL", "machine_code-SIGFPE",
     "cpu_limit", "bus_error-devshm", "bus_error-small", "host_oom", "nccl_stuck", "library-heap",
-    "last_words-signal", "last_words-assertion", "decoy_caught_crash",
+    "last_output-signal", "last_output-assertion", "decoy_caught_crash",
 )  # fmt: skip
 EXITS = (
     "exit_code", "exit_text", "exit_silent", "exit_78", "interrupt", "hidden-code", "hidden-another-code",
-    "hidden-text", "hidden_device-gpu", "hidden_device-network", "hidden_device-storage", "last_words-prefix",
-    "last_words-ranks", "last_words-returned", "last_words-child", "last_words-bar", "last_words-logged",
+    "hidden-text", "hidden_device-gpu", "hidden_device-network", "hidden_device-storage", "last_output-prefix",
+    "last_output-ranks", "last_output-returned", "last_output-child", "last_output-bar", "last_output-logged",
     "decoy_survived-exit", "decoy_survived-os", "decoy_fallback", "decoy_nccl", "decoy_killed",
 )  # fmt: skip
 NOT_IN_A_STEP = ("sleeper", "stopped", "lost", "shell", "gloo", "models", "loader_late", "of_another_process")
 CHAINS = ("chained", "deep_chain", "disk_behind", "child_failed", "masked")
-# What stands for the title of the cause where the reason is quoted, and for an exception that only frames tell apart.
+# What stands for the title of the cause where the reason is quoted, and for an exception known only by its frames.
 REASONS = {
     "child_failed-disk": ("No space left on device",),
     "child_failed-crashed": ("died with",),
@@ -99,9 +99,9 @@ def test_the_wrapping_changes_neither_rank_nor_place_nor_cause_of(case: Case, wr
         places = f"{case.program}:{_line(case)}", f'{case.program}", line {_line(case)}'
         assert any(place in text for place in places[: 1 + case.name.startswith(CHAINS)]), text
     if case.name not in SIGNALS + EXITS:
-        words = {case.words[0], *REASONS.get(case.name, ())} if case.words else {""}
-        words |= {"memory could not be allocated"} if "host-memory" in causes else set()
-        assert any(each in " ".join(text.split()) for each in words), text
+        expected = {case.expected[0], *REASONS.get(case.name, ())} if case.expected else {""}
+        expected |= {"memory could not be allocated"} if "host-memory" in causes else set()
+        assert any(each in " ".join(text.split()) for each in expected), text
     _check_logs(run, tmp_path, text, never)
 
 

@@ -17,7 +17,7 @@ from ftslurm.sharedfs.cell import FencedCell, Versioned
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.publish import publish, publish_once
 
-OLD, NEW, OTHER = (word * 1000 for word in (b"old ", b"new ", b"other "))
+OLD, NEW, OTHER = (content * 1000 for content in (b"old ", b"new ", b"other "))
 WON, LOST, FAILED = 0, 1, 2
 CALLS = frozenset(("open", "write", "fsync", "close", "fstat", "read", "link", "rename", "unlink", "listdir"))
 
@@ -185,7 +185,7 @@ def test_a_writer_stopped_anywhere_wins_only_what_no_other_won_meanwhile(tmp_pat
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("old", [None, OLD])
 def test_a_killed_publish_leaves_the_old_or_the_new_content(tmp_path: Path, old: bytes | None, durable: bool) -> None:
-    path = tmp_path / "word.json"
+    path = tmp_path / "record.json"
     seen = set()
 
     def before() -> None:

@@ -84,7 +84,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0"
     end = time.monotonic() + 2
     while time.monotonic() < end:
         time.sleep(0.05)
-    raise ValueError("nobody noticed")
+    raise ValueError("not noticed")
 for _ in range(10):
     time.sleep(0.05)
     ftslurm.heartbeat()
@@ -147,11 +147,11 @@ def records(run: Started) -> list[dict[str, Any]]:
 
 
 def own_lines(run: Started) -> list[str]:
-    """Return what the agents said themselves, not their ranks."""
+    """Return what the agents printed themselves, not their ranks."""
     return [line for line in run.err.splitlines() if not line.startswith("[rank")]
 
 
-def told_and_recorded(run: Started, part: Component | None) -> None:
+def check_reported_and_recorded(run: Started, part: Component | None) -> None:
     assert (run.directory / "injected").exists(), "the scenario does not get there"
     found = records(run)
     assert [one["part"] for one in found if "injected" in one["error"]] == [part and part.name]
@@ -159,8 +159,8 @@ def told_and_recorded(run: Started, part: Component | None) -> None:
     assert first["error"] == "KeyError: 'injected'"
     assert first["traceback"].startswith("Traceback") and first["traceback"].endswith("KeyError: 'injected'\n")
     lines = [line for line in own_lines(run) if "a defect of ftslurm: KeyError: 'injected'" in line]
-    (said,) = [line for line in lines if "Please report it with" in line]
-    assert part is None or part.meaning in said or "as this agent leaves" in said
+    (report,) = [line for line in lines if "Please report it with" in line]
+    assert part is None or part.meaning in report or "as this agent leaves" in report
     assert not any(line.startswith("Traceback") for line in own_lines(run)), run.err
 
 
@@ -243,7 +243,7 @@ def test_a_defect_in_a_helper_part_disables_it_and_the_job_goes_on(
     script, options = SCENARIOS[scenario]
     run = inject(script, target, *options)
     assert run.wait() == 0, run.err
-    told_and_recorded(run, part)
+    check_reported_and_recorded(run, part)
     assert [one["outcome"] for one in history(run)] == ["failed", "succeeded"]
     assert run.marked() == []
 
@@ -269,7 +269,7 @@ def test_a_defect_in_the_orderly_stop_ends_the_ranks_by_their_signal(inject: Inj
     options = (*TWO, "--grace", "2", "--heartbeat", "0.2")
     run = inject(STOPS, f"ftslurm.agent.stop_pages:StopPages:{name}", *options, **first)
     assert run.wait() in (75, 143), run.err
-    told_and_recorded(run, containment.STOP_PAGES)
+    check_reported_and_recorded(run, containment.STOP_PAGES)
     assert run.marked() == []
 
 
@@ -332,7 +332,7 @@ def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_sam
     run.until(lambda: "standby workers are ready" in run.err or (run.directory / "injected").exists())
     (run.directory / "go").touch()
     assert run.wait() == 0, run.err
-    told_and_recorded(run, part)
+    check_reported_and_recorded(run, part)
     assert len(history(run)) == 2
     assert run.marked() == []
     assert "defects of ftslurm itself, neither your program's nor a node's" in run.out
@@ -343,14 +343,14 @@ def test_a_defect_in_a_helper_part_of_a_spare_lets_it_take_its_place_all_the_sam
 def test_a_doorbell_that_fails_costs_its_node_nothing_but_time(inject: Inject, name: str) -> None:
     run = inject(FAILS, f"ftslurm.agent.doorbell:Doorbell:{name}", "--local-nodes", "2", "--health", "off")
     assert run.wait() == 0, run.err
-    told_and_recorded(run, containment.DOORBELL)
+    check_reported_and_recorded(run, containment.DOORBELL)
     assert [one["nodes"] for one in history(run)] == [["local0", "local1"]] * 2
 
 
 def test_a_connection_test_that_fails_keeps_no_round_from_beginning(inject: Inject) -> None:
     run = inject(FAILS, "ftslurm.agent.node_effects::reach_master", "--local-nodes", "2", "--health", "report")
     assert run.wait() == 0, run.err
-    told_and_recorded(run, containment.CONNECTION)
+    check_reported_and_recorded(run, containment.CONNECTION)
     assert len(history(run)) == 2
 
 
@@ -405,10 +405,10 @@ def test_a_defect_in_the_core_stops_the_workers_and_the_agent_leaves_with_that_r
     assert not any(line.startswith("Traceback") for line in own_lines(run)), run.err
     assert any(one["part"] is None and "injected" in one["traceback"] for one in records(run))
     for path in (run.run_dir / "nodes").glob("*.json"):
-        # There is none where the agent came to nothing before it said its first word.
-        word = json.loads(path.read_text())
-        assert word["status"] == "left"
-        assert word["reason"].startswith("its agent ended by a defect of ftslurm: KeyError: 'injected'")
+        # There is none where the agent came to nothing before it wrote its first record.
+        record = json.loads(path.read_text())
+        assert record["status"] == "left"
+        assert record["reason"].startswith("its agent ended by a defect of ftslurm: KeyError: 'injected'")
     assert run.marked() == []
 
 

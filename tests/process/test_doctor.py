@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def doctor(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "ftslurm.cli", "doctor", *map(str, arguments)]
+    command = [sys.executable, "-m", "ftslurm.cli", "doctor", *map(str, arguments)]
     return subprocess.run(
-        words, cwd=cwd or ROOT, env={**CLEAN, **environment}, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=cwd or ROOT, env={**CLEAN, **environment}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -144,9 +144,9 @@ def step(tmp_path: Path, node: int, directory: Path, *arguments: str) -> subproc
         "SLURM_STEP_NODELIST": "n[0-1]",
         "SLURM_NNODES": "2",
     }
-    words = [sys.executable, "-m", "ftslurm.cli", "doctor", str(directory), "--seconds", "1", *arguments]
+    command = [sys.executable, "-m", "ftslurm.cli", "doctor", str(directory), "--seconds", "1", *arguments]
     return subprocess.Popen(
-        words, cwd=ROOT, env={**CLEAN, **slurm}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env={**CLEAN, **slurm}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -171,8 +171,8 @@ def test_a_first_node_that_never_comes_is_named_by_the_next_one(tmp_path: Path) 
 
 
 def test_an_interrupted_doctor_leaves_nothing_behind(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "ftslurm.cli", "doctor", str(tmp_path), "--seconds", "60"]
-    process = subprocess.Popen(words, cwd=ROOT, env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "ftslurm.cli", "doctor", str(tmp_path), "--seconds", "60"]
+    process = subprocess.Popen(command, cwd=ROOT, env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while not list(tmp_path.glob(".ftslurm-doctor-*/links/1")):
         assert time.monotonic() < deadline

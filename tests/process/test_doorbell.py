@@ -1,4 +1,4 @@
-"""The doorbell on real sockets: who knows the agent can ring it, and nothing ever waits for it."""
+"""The doorbell on real sockets: a process that knows the agent can ring it, and nothing ever waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftslurm.agent.doorbell import AT_ONCE, GREETING, MOST, WINDOW_S, Doorbell
 from ftslurm.records.node import NodeRecord, first_record
 
 
-def word_of(bell: Doorbell, address: str = "127.0.0.1", incarnation: str = "secret") -> NodeRecord:
+def record_of(bell: Doorbell, address: str = "127.0.0.1", incarnation: str = "secret") -> NodeRecord:
     record = first_record("n1", incarnation, "1.0", 0, 1)
     return replace(record, address=address, doorbell_port=bell.port)
 
@@ -31,13 +31,13 @@ def test_an_agent_is_woken_by_a_reader_of_its_node_record(address: str) -> None:
         pytest.skip(f"no {address} here")
     if not bell.port:
         pytest.skip(f"cannot listen on {address} here")
-    Doorbell("127.0.0.1", "other").ring([word_of(bell, address)])
+    Doorbell("127.0.0.1", "other").ring([record_of(bell, address)])
     assert rung(bell)
 
 
 def test_a_datagram_without_the_incarnation_wakes_no_agent() -> None:
     bell = Doorbell("127.0.0.1", "secret")
-    Doorbell("127.0.0.1", "other").ring([word_of(bell, incarnation="guessed")])
+    Doorbell("127.0.0.1", "other").ring([record_of(bell, incarnation="guessed")])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for junk in (b"", GREETING, GREETING + b"secret" * 100, b"\xff" * 1000):
             stranger.sendto(junk, ("127.0.0.1", bell.port))
@@ -48,7 +48,7 @@ def test_a_datagram_without_the_incarnation_wakes_no_agent() -> None:
 
 def test_a_flood_is_taken_in_bounded_bites() -> None:
     bell = Doorbell("127.0.0.1", "secret")
-    caller, record = Doorbell("127.0.0.1", "other"), word_of(bell)
+    caller, record = Doorbell("127.0.0.1", "other"), record_of(bell)
     for _ in range(5000):
         caller.ring([record])
     assert bell.answer(), "among those that the kernel has kept"
@@ -70,13 +70,13 @@ def test_a_flooded_doorbell_is_ignored_for_a_second_and_then_read_again() -> Non
         seconds[0] += WINDOW_S
         while bell.answer() or select.select([bell], [], [], 0.0)[0]:
             seconds[0] += WINDOW_S
-        Doorbell("127.0.0.1", "other").ring([word_of(bell)])
+        Doorbell("127.0.0.1", "other").ring([record_of(bell)])
         assert rung(bell)
 
 
 def test_a_name_that_cannot_be_resolved_and_a_dead_agent_cost_the_caller_nothing() -> None:
     gone = Doorbell("127.0.0.1", "gone")
-    record = word_of(gone)
+    record = record_of(gone)
     gone._socket.close()  # type: ignore[union-attr]
     caller = Doorbell("127.0.0.1", "other")
     began = time.monotonic()

@@ -26,8 +26,8 @@ def files_of(run: Started, round_: int) -> dict[str, list[str]]:
 
 
 def command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "ftslurm.cli", *arguments]
-    return subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=60)
+    argv = [sys.executable, "-m", "ftslurm.cli", *arguments]
+    return subprocess.run(argv, cwd=directory, capture_output=True, text=True, timeout=60)
 
 
 def test_only_what_ranks_wrote_stays_after_each_round(start: Start) -> None:  # noqa: F811

@@ -1,4 +1,4 @@
-"""The example trains, fails where it is told to, and goes on from its checkpoints, without any launcher."""
+"""The example trains, fails where it is set to, and goes on from its checkpoints, without any launcher."""
 
 from __future__ import annotations
 

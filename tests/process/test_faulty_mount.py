@@ -115,16 +115,16 @@ def test_a_file_that_was_open_before_meets_the_fault_too(mount: Mount) -> None:
         os.close(fd)
 
 
-def test_who_meets_a_hanging_directory_goes_on_when_it_answers_again(mount: Mount) -> None:
+def test_a_reader_of_a_hanging_directory_goes_on_when_it_answers_again(mount: Mount) -> None:
     mount.let("hang")
-    said: list[str] = []
-    waiting = threading.Thread(target=lambda: said.append(outcome("read", mount.path / "run")))
+    outcomes: list[str] = []
+    waiting = threading.Thread(target=lambda: outcomes.append(outcome("read", mount.path / "run")))
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive()
     mount.let("")
     waiting.join(20)
-    assert said == [""]
+    assert outcomes == [""]
 
 
 def test_the_journal_has_each_renamed_and_linked_file_of_the_pattern_in_order(mount: Mount) -> None:

@@ -22,17 +22,17 @@ FOR_THE_AGENT = {"json", "queue", "re", "selectors", "socket", "threading"}
 PROBE = """
 import os, sys
 leave = os._exit
-def tell(name):
+def record(name):
     with open(name, "w") as file:
         file.write("\\n".join(sys.modules))
-def leave_and_tell(code):
+def record_and_leave(code):
     if os.getpgrp() == os.getpid():
-        tell("agent")
+        record("agent")
     leave(code)
-os._exit = leave_and_tell
+os._exit = record_and_leave
 from ftslurm.cli import main
 code = main(sys.argv[1:])
-tell("guardian")
+record("guardian")
 sys.exit(code)
 """
 FAILS_ONCE = """
@@ -60,7 +60,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    return {who: set((place / who).read_text().split()) for who in ("agent", "guardian")}
+    return {part: set((place / part).read_text().split()) for part in ("agent", "guardian")}
 
 
 def test_the_agent_imports_nothing_heavy(modules: dict[str, set[str]]) -> None:

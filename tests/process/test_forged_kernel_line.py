@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = "NVRM: Xid (PCI:0000:3b:00): 79, hardware memory corruption, detected hard LOCKUP on cpu 3"
+NAME = "NVRM: Xid (PCI:0000:3b:00): 79, hardware memory corruption, detected hard LOCKUP on cpu 3"
 CRASH = """
 import ctypes, mmap, sys
 ctypes.CDLL(None).prctl(15, sys.argv[2].encode()[:15], 0, 0, 0)
@@ -40,17 +40,17 @@ def kernel_log() -> str:
 def test_a_crash_in_a_file_named_like_an_error_is_no_error_of_the_node(tmp_path: Path) -> None:
     if platform.machine() != "x86_64" or not os.access("/dev/kmsg", os.R_OK):
         pytest.skip("needs an x86-64 processor and a kernel's log that may be read")
-    code = tmp_path / WORDS
+    code = tmp_path / NAME
     # mov dword [0], 0
     code.write_bytes(b"\xc7\x04\x25\x00\x00\x00\x00\x00\x00\x00\x00" + b"\x90" * 4096)
     deadline = time.monotonic() + 60
     # The kernel prints ten of these in five seconds, of all users.
-    while WORDS not in kernel_log():
+    while NAME not in kernel_log():
         if time.monotonic() > deadline:
-            pytest.skip("this kernel does not tell of segmentation faults")
-        subprocess.run([sys.executable, "-c", CRASH, str(code), WORDS], check=False, stderr=subprocess.DEVNULL)
+            pytest.skip("this kernel does not log segmentation faults")
+        subprocess.run([sys.executable, "-c", CRASH, str(code), NAME], check=False, stderr=subprocess.DEVNULL)
     command = [sys.executable, "-m", "ftslurm.cli", "health", "host-kernel-log", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     # Of this machine's own log there may be more to say.
-    found = [one["text"] for one in json.loads(done.stdout)["findings"] if WORDS[:15] in one["text"]]
+    found = [one["text"] for one in json.loads(done.stdout)["findings"] if NAME[:15] in one["text"]]
     assert found == [], done.stdout

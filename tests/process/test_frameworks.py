@@ -81,8 +81,8 @@ def start(tmp_path: Path) -> Iterator[StartOf]:
     runs: list[Started] = []
 
     def start(program: Path, *arguments: str, options: tuple[str, ...] = ()) -> Started:
-        words = (*OPTIONS, *options, str(program), *arguments)
-        run = Started(tmp_path, *words, PWD_MARK=str(tmp_path), TMPDIR=str(tmp_path), **PLAIN)
+        arguments_of_run = (*OPTIONS, *options, str(program), *arguments)
+        run = Started(tmp_path, *arguments_of_run, PWD_MARK=str(tmp_path), TMPDIR=str(tmp_path), **PLAIN)
         runs.append(run)
         return run
 
@@ -112,7 +112,7 @@ def environ(pid: int) -> bytes:
 
 
 def begun(run: Started) -> list[int]:
-    """Return after which step each start went on, as rank 0 said."""
+    """Return after which step each start went on, as rank 0 printed it."""
     return [int(step) for step in re.findall(r"^\[rank 0\] begins after step (\d+)", run.out, re.MULTILINE)]
 
 
@@ -159,9 +159,9 @@ def test_after_a_killed_rank_it_goes_on_from_its_checkpoint_to_the_last_step(sta
     assert resumed > 0
     assert resumed % example.save_every == 0
     assert ended(run) == [steps]
-    said = " ".join(run.out.split())
-    assert "succeeded after 1 recovered failure: 2 rounds, 2 nodes, 2 ranks" in said
-    assert re.search(r"round 1: rank 1 on local\d: .*SIGKILL", said)
+    output = " ".join(run.out.split())
+    assert "succeeded after 1 recovered failure: 2 rounds, 2 nodes, 2 ranks" in output
+    assert re.search(r"round 1: rank 1 on local\d: .*SIGKILL", output)
 
 
 @pytest.mark.parametrize("example", [one for one in EXAMPLES if one.repeatable], ids=lambda one: one.name)
@@ -262,9 +262,9 @@ def stopped_by_itself(start: StartOf, tmp_path: Path, script: str, *arguments: s
     run.until(lambda: all((tmp_path / f"up{number}").exists() for number in range(nodes)), LIMIT_S)
     run.process.send_signal(signal.SIGTERM)
     assert wait(run) == 143, run.out + run.err
-    said = " ".join(run.out.split())
-    assert "was stopped: SIGTERM from outside" in said
-    assert "no rank is to blame" in said
+    output = " ".join(run.out.split())
+    assert "was stopped: SIGTERM from outside" in output
+    assert "no rank is to blame" in output
     assert "kill" not in run.err
 
 

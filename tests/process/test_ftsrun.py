@@ -193,13 +193,13 @@ def test_a_dry_run_prints_the_line_of_srun_with_a_reason_for_each_flag_and_leave
     assert sorted(job.directory.rglob("*")) == before
     line = next(text for text in output.splitlines() if text.startswith("  srun "))
     assert "\x1b" not in output
-    # The shell reads it back as the words that srun would get.
-    words = subprocess.run(
+    # The shell reads it back as the arguments that srun would get.
+    arguments = subprocess.run(
         ["bash", "-c", f"srun() {{ printf '%s\\0' \"$@\"; }}; {line}"], capture_output=True, text=True, check=True
     ).stdout.split("\0")
     end = ["run", "--health", "off", "--nproc-per-node", "auto", "train.py", "--dry-run", hostile, ""]
-    assert words[words.index("run") :] == end
-    flags = words[: words.index("run") - 1]
+    assert arguments[arguments.index("run") :] == end
+    flags = arguments[: arguments.index("run") - 1]
     assert {"--nodes=1", "--no-kill", "--mem=0", "--x=*"} <= set(flags)
     reasons = {text.split()[0]: text.split()[1:] for text in output.splitlines() if text.startswith("  --")}
     assert list(reasons) == flags and all(reasons.values())
@@ -256,14 +256,16 @@ def test_a_step_that_does_not_stop_is_reported_before_slurm_kills_the_script(job
 
 
 def test_ctrl_c_is_code_130_and_a_second_one_brings_no_traceback(job: Job) -> None:
-    job.command("scancel", '#!/bin/sh\nkill -INT $(cat step.pid)\ntouch "told$1.$(ls told* 2>/dev/null | wc -l)"\n')
+    job.command(
+        "scancel", '#!/bin/sh\nkill -INT $(cat step.pid)\ntouch "signalled$1.$(ls signalled* 2>/dev/null | wc -l)"\n'
+    )
     job.srun('echo $BASHPID >step.pid; task "$@"')
     (job.directory / "train.py").write_text(STUBBORN)
     process = job.start("--grace", "60", "train.py")
     job.until("up")
     for number in range(2):
         os.killpg(process.pid, signal.SIGINT)
-        job.until(f"told--signal=INT.{number}")
+        job.until(f"signalled--signal=INT.{number}")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output and "job-7 was stopped: SIGINT from outside" in output, output
@@ -271,13 +273,13 @@ def test_ctrl_c_is_code_130_and_a_second_one_brings_no_traceback(job: Job) -> No
 
 def test_a_third_ctrl_c_waits_for_nothing_any_more(job: Job) -> None:
     job.command("scontrol", SCONTROL.replace("4 sec", "600 sec"))
-    job.command("scancel", '#!/bin/sh\ntouch "told.$(ls told.* 2>/dev/null | wc -l)"\n')
+    job.command("scancel", '#!/bin/sh\ntouch "signalled.$(ls signalled.* 2>/dev/null | wc -l)"\n')
     (job.directory / "train.py").write_text(STUBBORN)
     process = job.start()
     job.until("up")
     for number in range(3):
         os.killpg(process.pid, signal.SIGINT)
-        job.until(f"told.{number}")
+        job.until(f"signalled.{number}")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output and "after SIGINT from outside" in " ".join(output.split()), output

@@ -20,7 +20,7 @@ start = test_run.start
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 STEPPING = """
 import os, signal, time
-signal.signal(signal.SIGTERM, lambda *_: (mark("told to stop"), os._exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: (mark("stop requested"), os._exit(0)))
 log = os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 def mark(what): os.write(log, f"{time.monotonic()} {what} {os.environ['FTSLURM_ROUND']}\\n".encode())
 for step in range(6000):
@@ -108,14 +108,14 @@ def test_sigterm_stops_the_workers_and_the_agents_leave_while_the_directory_hang
     run = going(start, shared)
     shared.hang()
     time.sleep(0.5)
-    told = time.monotonic()
+    signalled = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
     # All but the one that prints the report from the directory.
     run.until(lambda: len(run.marked()) <= 2, 25)
-    assert len(marks(run, "told to stop")) == 4
-    assert max(marks(run, "told to stop")) - told < 2
+    assert len(marks(run, "stop requested")) == 4
+    assert max(marks(run, "stop requested")) - signalled < 2
     shared.answer()
-    # The agents' last words found no way into the directory, so the report cannot know them.
+    # The agents' last records found no way into the directory, so the report cannot know them.
     assert run.wait(20) in (1, 143), run.err + run.out
     assert run.err.count("has not responded") == 2, run.err
     assert "Traceback" not in run.err

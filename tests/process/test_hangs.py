@@ -66,22 +66,22 @@ def test_a_hang_uses_up_a_restart_and_without_one_the_report_names_rank_and_plac
     assert error["ftslurm"]["kind"] == "hang"
     assert (blamed(run)["rank"], blamed(run)["node"], blamed(run)["kind"]) == (2, "local1", "hang")
     assert "no restarts allowed" in run.out + run.err
-    for word in ("rank 2", "local1", "fetch", "train.py"):
-        assert word in run.out, run.out
+    for expected in ("rank 2", "local1", "fetch", "train.py"):
+        assert expected in run.out, run.out
 
 
 def test_the_signal_for_a_hung_rank_can_be_chosen_and_a_rank_that_ignores_it_is_killed_after_the_grace(
     start: Start,
 ) -> None:
     script = """
-signal.signal(signal.SIGQUIT, lambda *_: up("told"))
+signal.signal(signal.SIGQUIT, lambda *_: up("signalled"))
 def act():
     while True: time.sleep(600)
 train(hangs=1, act=act)
 """
     run = start(RANK + script, "--nproc-per-node", "2", "--grace", "1", *QUICK, "--hang-signal", "QUIT")
     assert run.wait() == 0, run.err
-    assert (run.directory / "told1.1").exists()
+    assert (run.directory / "signalled1.1").exists()
     assert workers(run)[1]["signal"] == "SIGKILL"
 
 
@@ -301,7 +301,7 @@ def test_a_rank_that_not_even_sigkill_ends_is_waited_for_until_its_read_ends(sta
 
 ON_DEMAND = """
 import signal
-signal.signal(signal.SIGTERM, lambda *_: (up("told"), os._exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: (up("signalled"), os._exit(0)))
 def wait_for_it():
     while not os.path.exists("go"):
         ftslurm.heartbeat()
@@ -325,7 +325,7 @@ def test_a_hang_is_found_and_ended_while_the_shared_directory_hangs_and_reported
     # Its neighbour on the node gives its stacks, into a directory of the node.
     run.until(lambda: len([p for p in (tmp_path / "tmp").glob("**/hang.txt") if "in train" in p.read_text()]) >= 2, 30)
     run.until(lambda: proc_state(pids[2]) in ("", "Z"), 60)
-    run.until((tmp_path / "told3.1").exists, 30)
+    run.until((tmp_path / "signalled3.1").exists, 30)
     assert proc_state(pids[0]) not in ("", "Z")
     shared.answer()
     assert run.wait() == 0, run.err
@@ -336,7 +336,7 @@ def test_a_hang_is_found_and_ended_while_the_shared_directory_hangs_and_reported
     assert json.loads((run.run_dir / "rounds/000001/ranks/00002/error.json").read_text())["ftslurm"]["kind"] == "hang"
 
 
-# Who is watched, and for what
+# Which processes are watched, and for what
 
 
 def test_a_rank_that_never_opted_in_may_be_silent_for_longer_than_any_time_out(start: Start) -> None:
@@ -388,7 +388,7 @@ def test_a_forked_child_is_not_its_rank(start: Start) -> None:
 ftslurm.heartbeat()
 child = os.fork()
 if child == 0:
-    # As a data-loader process that was copied with all its rank knew: neither its words nor its end are the rank's.
+    # As a data-loader process that was copied with all its rank knew: neither its reports nor its end are the rank's.
     for _ in range(50):
         ftslurm.heartbeat()
         ftslurm.start_section("data")
@@ -432,7 +432,7 @@ if round_ == 1:
 
 
 SPANS = """
-print("told", os.environ["FTSLURM_TIMEOUTS"], flush=True)
+print("timeouts", os.environ["FTSLURM_TIMEOUTS"], flush=True)
 for step in range(10):
     with ftslurm.section("data"):
         time.sleep(0.02)
@@ -443,24 +443,24 @@ if round_ == 1:
 """
 
 
-def told(run: Started, round_: int) -> dict[str, object]:
+def printed_timeouts(run: Started, round_: int) -> dict[str, object]:
     text = (run.run_dir / f"rounds/{round_:06d}/ranks/00001/stdout.log").read_text()
-    found: dict[str, object] = json.loads(text.partition("told ")[2])
+    found: dict[str, object] = json.loads(text.partition("timeouts ")[2])
     return found
 
 
 def test_learned_time_outs_reach_the_next_rounds_workers_and_the_next_run(start: Start) -> None:
     run = start(RANK + SPANS, *NODES, "--rdzv-id", "again", "--section-timeouts", "other=5")
     assert run.wait() == 0, run.err
-    assert "learned" not in told(run, 1)
-    learned = told(run, 2)["learned"]
+    assert "learned" not in printed_timeouts(run, 1)
+    learned = printed_timeouts(run, 2)["learned"]
     spans = dict.fromkeys(("heartbeat_s", "initial_s", "out_of_section_s"), FLOOR_S)
     assert learned == {"timeouts": {**spans, "sections": {"data": SECTION_FLOOR_S}}, "rounds": 1}
-    assert told(run, 2)["asked"] == {"sections": {"other": 5.0}}
+    assert printed_timeouts(run, 2)["asked"] == {"sections": {"other": 5.0}}
     assert state(run)["learned"]["rounds"] == 2
     run = start(RANK + SPANS, *NODES, "--rdzv-id", "again")
     assert run.wait() == 0, run.err
-    assert told(run, 3)["learned"] == {**learned, "rounds": 2}
+    assert printed_timeouts(run, 3)["learned"] == {**learned, "rounds": 2}
 
 
 def test_what_the_user_asks_for_holds_before_what_was_learned(start: Start) -> None:
@@ -536,7 +536,7 @@ def test_torchs_own_timer_ends_its_rank_and_never_the_agent(start: Start) -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "words"),
+    ("option", "value", "expected"),
     [
         ("--heartbeat-timeout", "x", "--heartbeat-timeout 'x'"),
         ("--heartbeat-timeout", "-1", "--heartbeat-timeout '-1'"),
@@ -553,11 +553,11 @@ def test_torchs_own_timer_ends_its_rank_and_never_the_agent(start: Start) -> Non
         ("--hang-signal", "0", "--hang-signal"),
     ],
 )
-def test_a_time_out_that_is_none_is_one_line_and_code_2(tmp_path: Path, option: str, value: str, words: str) -> None:
+def test_a_time_out_that_is_none_is_one_line_and_code_2(tmp_path: Path, option: str, value: str, expected: str) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')")
     run = Started(tmp_path, option, value, "train.py")
     assert run.wait() == 2, run.err
-    assert words in run.err
+    assert expected in run.err
     assert len(run.err.splitlines()) == 1, run.err
     assert not (tmp_path / "started").exists()
 
@@ -567,7 +567,7 @@ def test_a_time_out_that_is_none_is_one_line_and_code_2(tmp_path: Path, option: 
 
 DEAF = """
 def deaf():
-    # Nobody shows the stacks of a process that takes no signals: collecting takes as long as it may.
+    # No tool shows the stacks of a process that takes no signals: collecting takes as long as it may.
     signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))
     fetch()
 def until_it_hangs(act):
@@ -634,7 +634,7 @@ def test_an_agent_that_is_killed_while_stacks_are_collected_does_not_keep_the_ot
 def test_a_rank_that_waits_for_those_of_a_dead_node_is_not_reported_to_hang(
     start: Start, restarts: int, coordinates: bool
 ) -> None:
-    # Its time-out is shorter than the node's: it expires while nobody knows yet that the node is dead.
+    # Its time-out is shorter than the node's: it expires while no agent knows yet that the node is dead.
     script = """
 import glob
 def meet(step):
@@ -657,7 +657,7 @@ if round_ == 1:
     (dead,) = (node for node in agents(run) if (node == leader) is coordinates)
     agent = agents(run)[dead]
     guardian = int(Path(f"/proc/{agent}/stat").read_text().rpartition(") ")[2].split()[1])
-    # Stopped first, so that it cannot tell of its agent's end: all that is left of the node is its silence.
+    # Stopped first, so that it cannot report its agent's end: all that is left of the node is its silence.
     for pid, number in ((guardian, signal.SIGSTOP), (agent, signal.SIGKILL), (guardian, signal.SIGKILL)):
         os.kill(pid, number)
     run.wait(90)

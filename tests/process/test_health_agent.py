@@ -1,4 +1,4 @@
-"""Real agents that look at their nodes' health: who is left out, who comes back, and that nothing of it hangs a job."""
+"""Real agents that look at their nodes' health: which nodes are left out or come back, and that no job hangs by it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ open(f"up{round_}-{rank}", "w").close()
 Sick = Callable[[int, str | None], None]
 
 
-def word(run: Started, node: str) -> dict[str, Any]:
+def node_record(run: Started, node: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run.run_dir / "nodes" / f"{node}.json").read_text())
     return found
 
@@ -65,10 +65,10 @@ def test_a_node_that_is_unhealthy_at_the_start_is_replaced_by_a_spare(start: Sta
     assert [entry["nodes"] for entry in rounds(run)] == [["local1", "local2"]]
     assert "local0: health: fail: " in run.err and "the fan stands still" in run.err
     assert "local0: health: unhealthy: it takes no part in any round" in run.err
-    said = word(run, "local0")
-    assert "the fan stands still" in said["unhealthy"]
+    record = node_record(run, "local0")
+    assert "the fan stands still" in record["unhealthy"]
     # What this machine's kernel has to say (of other tests) is no more than a warning.
-    failed = [one["check"] for one in said["health"]["findings"] if one["status"] == "fail"]
+    failed = [one["check"] for one in record["health"]["findings"] if one["status"] == "fail"]
     assert failed == ["own-commands"]
 
 
@@ -89,7 +89,7 @@ time.sleep(600 if round_ == 0 else 0)
     run = look(start, script, "--nnodes", "2")
     assert run.wait() == 0, run.err
     assert [entry["nodes"] for entry in rounds(run)] == [["local0", "local1"], ["local2", "local1"]]
-    assert "gone" in word(run, "local0")["unhealthy"]
+    assert "gone" in node_record(run, "local0")["unhealthy"]
 
 
 def test_without_a_spare_an_unhealthy_node_is_waited_for_and_checked_again(start: Start, sick: Sick) -> None:  # noqa: F811
@@ -110,7 +110,7 @@ def test_a_changed_text_of_a_failure_does_not_make_the_node_healthy(start: Start
     run = look(start, WORK, "--health-every", "0.5")
     run.until(lambda: "it takes no part" in run.err)
     sick(2, "gone 2 min ago")
-    run.until(lambda: "2 min ago" in (word(run, "local2")["unhealthy"] or ""))
+    run.until(lambda: "2 min ago" in (node_record(run, "local2")["unhealthy"] or ""))
     assert "healthy again" not in run.err
     sick(2, None)
     assert run.wait() == 0, run.err
@@ -140,7 +140,7 @@ def test_a_run_that_crashes_or_prints_garbage_is_only_reported(start: Start, tmp
 def test_nothing_is_checked_when_switched_off(start: Start) -> None:  # noqa: F811
     run = look(start, WORK, "--health", "off")
     assert run.wait() == 0, run.err
-    assert word(run, "local0")["health"] is None
+    assert node_record(run, "local0")["health"] is None
 
 
 def test_a_node_in_the_first_failures_place_twice_is_excluded_for_this_job_and_the_next(
@@ -203,7 +203,7 @@ def test_an_nvml_that_hangs_while_ranks_run_is_reported_and_disturbs_nothing(
     run.until(lambda: (run.directory / "up").exists())
     gpus.answer(["* hang nvmlInitWithFlags"])
     run.until(lambda: "the NVIDIA driver" in run.err, 60)
-    assert word(run, hostname(run))["status"] == "running"
+    assert node_record(run, hostname(run))["status"] == "running"
     (run.directory / "finish").touch()
     assert run.wait() == 0, run.err
     assert "health: fail: " in run.err and "no answer within 10 s" in run.err, run.err
@@ -227,13 +227,13 @@ def test_a_gpu_that_a_second_run_misses_too_keeps_its_node_out_of_later_jobs(sta
     run = start(WORK, "--health", "act", "--join-timeout", "8", SLURM_GPUS_ON_NODE="8", **on_gpus(gpus))
     assert run.wait() == 1
     assert "is excluded for 1 d: 7 of the 8 GPUs that Slurm gave can be used" in run.err, run.err
-    (found,) = [one for one in word(run, hostname(run))["health"]["findings"] if one["status"] == "fail"]
+    (found,) = [one for one in node_record(run, hostname(run))["health"]["findings"] if one["status"] == "fail"]
     assert found["confirmed"] is True
 
 
 def test_a_failing_check_is_made_once_more_at_once(start: Start, tmp_path: Path) -> None:  # noqa: F811
     once = f"if [ -e {tmp_path}/once ]; then exit 0; fi; touch {tmp_path}/once; echo not yet; exit 2"
-    # Nobody would wait until it is looked at again for another reason.
+    # No rank would wait until it is looked at again for another reason.
     run = start(WORK, "--health", "act", "--health-command", once, "--health-every", "0", "--join-timeout", "20")
     assert run.wait() == 0, run.err
     assert "health: fail: " in run.err and "health: this node is healthy again" in run.err
@@ -251,9 +251,9 @@ def test_an_xid_in_a_round_is_in_the_node_record_at_once_and_keeps_the_node_out_
     with (tmp_path / "events").open("w") as events:
         events.write("3 79\n")
     run.until(lambda: "Xid 79" in run.err)
-    said = word(run, hostname(run))
-    assert said["status"] == "running"
-    assert ("gpu-xid", "fail") in [(one["check"], one["status"]) for one in said["health"]["findings"]]
+    record = node_record(run, hostname(run))
+    assert record["status"] == "running"
+    assert ("gpu-xid", "fail") in [(one["check"], one["status"]) for one in record["health"]["findings"]]
     (tmp_path / "die").touch()
     assert run.wait() == 1
     assert "is unhealthy: GPU 3" in run.err and "Xid 79" in run.err, run.err

@@ -67,8 +67,8 @@ def step(cwd: Path, node: int, of: int, *arguments: str | Path, local: int = 0, 
 
 
 def ends(tasks: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    said = [task.communicate(timeout=90) for task in tasks]
-    return [(task.returncode, out, err) for task, (out, err) in zip(tasks, said, strict=True)]
+    outputs = [task.communicate(timeout=90) for task in tasks]
+    return [(task.returncode, out, err) for task, (out, err) in zip(tasks, outputs, strict=True)]
 
 
 def test_this_node_is_checked_with_all_checks_and_one_table(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_the_node_that_is_unlike_the_others_is_on_top_and_its_failure_is_the_ste
 
 def test_second_and_later_tasks_of_a_node_are_silent(tmp_path: Path) -> None:
     tasks = [step(tmp_path, node, 2, *QUIET, local=local) for node in (0, 1) for local in (0, 1)]
-    said = ends(tasks)
-    assert [code for code, _, _ in said] == [0] * 4
-    assert [bool(out) for _, out, _ in said] == [True, False, False, False]
+    ended = ends(tasks)
+    assert [code for code, _, _ in ended] == [0] * 4
+    assert [bool(out) for _, out, _ in ended] == [True, False, False, False]
 
 
 def test_a_node_that_never_comes_is_named_after_the_wait(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_nodes_without_a_common_directory_each_report_it(tmp_path: Path) -> None
 
 def test_a_missing_shared_directory_is_not_made_and_each_node_prints_its_own_result(tmp_path: Path) -> None:
     missing = tmp_path / "nothere"
-    said = ends([step(tmp_path, node, 2, *QUIET, "--shared-dir", missing, "--wait", "1") for node in (0, 1)])
-    (code0, out0, err0), (code1, out1, err1) = said
+    ended = ends([step(tmp_path, node, 2, *QUIET, "--shared-dir", missing, "--wait", "1") for node in (0, 1)])
+    (code0, out0, err0), (code1, out1, err1) = ended
     assert (code0, code1) == (1, 1)
     assert out0.startswith("ftslurm health: n0: fine") and "only this node of 2" in err0 and "--shared-dir" in err0
     assert out1 == "" and "no finding on the node itself" in err1
@@ -222,9 +222,9 @@ def test_a_result_that_makes_no_sense_costs_its_node_and_no_other(tmp_path: Path
 def test_concurrent_exclusions_lose_nothing_and_readers_get_complete_files(tmp_path: Path) -> None:
     environment = {**CLEAN, "PYTHONPATH": str(ROOT)}
 
-    def start(*words: str) -> subprocess.Popen[str]:
+    def start(*arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            command("nodes", *words),
+            command("nodes", *arguments),
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,

@@ -45,7 +45,7 @@ def old_node(libraries: dict[str, Path], tmp_path: Path) -> Standin:
 SLURM = {"SLURM_GPUS_ON_NODE": "8"}
 
 FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str]]]] = [
-    # id, what NVML says, the job's environment, findings: check, status, subject, words
+    # id, what NVML answers, the job's environment, findings: check, status, subject, text
     (
         "version-mismatch",
         ["* error nvmlInitWithFlags 18"],
@@ -296,14 +296,14 @@ FAULTS: list[tuple[str, list[str], dict[str, str], list[tuple[str, str, str, str
 ]
 
 
-@pytest.mark.parametrize(("lines", "environ", "words"), [pytest.param(*case[1:], id=case[0]) for case in FAULTS])
+@pytest.mark.parametrize(("lines", "environ", "wanted"), [pytest.param(*case[1:], id=case[0]) for case in FAULTS])
 def test_a_fault_is_found_with_the_right_text(
-    node: Standin, lines: list[str], environ: dict[str, str], words: list[tuple[str, str, str, str]]
+    node: Standin, lines: list[str], environ: dict[str, str], wanted: list[tuple[str, str, str, str]]
 ) -> None:
     node.answer([line for line in lines if not line.startswith("count ")], *_count(lines))
-    found = [one for one in node.run_checks("quick", environ=environ).findings() if not _see_count(one, words)]
-    assert [one[:3] for one in found] == [one[:3] for one in words]
-    for one, expected in zip(found, words, strict=True):
+    found = [one for one in node.run_checks("quick", environ=environ).findings() if not _see_count(one, wanted)]
+    assert [one[:3] for one in found] == [one[:3] for one in wanted]
+    for one, expected in zip(found, wanted, strict=True):
         assert one[3].startswith(expected[3])
 
 
@@ -311,9 +311,9 @@ def _count(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("count ")]
 
 
-def _see_count(finding: tuple[str, str, str, str], words: list[tuple[str, str, str, str]]) -> bool:
+def _see_count(finding: tuple[str, str, str, str], wanted: list[tuple[str, str, str, str]]) -> bool:
     """The other checks say of a broken GPU that they could not read it; gpu-count says what it is."""
-    return finding[1] == "unknown" and finding[:2] not in [one[:2] for one in words]
+    return finding[1] == "unknown" and finding[:2] not in [one[:2] for one in wanted]
 
 
 OLD_FAULTS = [
@@ -518,8 +518,8 @@ class Watcher:
 
     def line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        told: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return told
+        report: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return report
 
 
 @pytest.fixture
@@ -532,9 +532,9 @@ def watcher(node: Standin, tmp_path: Path) -> Iterator[Watcher]:
 
 def test_xids_are_reported_as_they_happen(watcher: Watcher) -> None:
     watcher.event("3 79")
-    told = watcher.line()
-    assert abs(told.pop("time_ns") - time.time_ns()) < 60e9
-    assert told == {
+    report = watcher.line()
+    assert abs(report.pop("time_ns") - time.time_ns()) < 60e9
+    assert report == {
         "gpu": 3,
         "bus_id": "0000:4b:00.0",
         "xid": 79,
@@ -543,7 +543,7 @@ def test_xids_are_reported_as_they_happen(watcher: Watcher) -> None:
         "advice": "Have the node drained and power-cycled.",
     }
     watcher.event("0 13\n1 ecc")
-    assert [(told["gpu"], told["xid"], told["status"]) for told in (watcher.line(), watcher.line())] == [
+    assert [(report["gpu"], report["xid"], report["status"]) for report in (watcher.line(), watcher.line())] == [
         (0, 13, "ok"),
         (1, None, "fail"),
     ]

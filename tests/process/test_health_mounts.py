@@ -85,7 +85,7 @@ def looks(*places: CheckedPath, check: Any = storage_paths, busy: bool = False, 
 
 
 def look(path: Path | str, what: str = "checkpoints", **more: Any) -> Verdict:
-    """Return what is said of one path."""
+    """Return the verdict on one path."""
     (verdict,) = looks(CheckedPath(str(path), what), **more).verdicts
     named = tuple(one for one in verdict.findings if one.subject == f"{path} ({what})")
     status = named[0].status if named else OK
@@ -160,7 +160,7 @@ def test_a_disk_that_the_kernel_made_read_only_is_found(mount: Mount, tmp_path: 
     verdict = look(disk)
     assert verdict.status == FAIL
     made, mounted = "the kernel has made its filesystem read-only, as it does after errors", "it is mounted read-only"
-    assert only(verdict) in {f"{said} (ext4 from {device}, mounted at {disk})" for said in (made, mounted)}
+    assert only(verdict) in {f"{reason} (ext4 from {device}, mounted at {disk})" for reason in (made, mounted)}
 
 
 def _mountinfo() -> list[str]:
@@ -188,7 +188,7 @@ def test_a_used_up_quota_is_found(mount: Mount, tmp_path: Path) -> None:
         pytest.skip(f"no quotas here: {os.strerror(ctypes.get_errno())}")
     disk.chmod(0o777)
     subprocess.run(["setpriv", "--reuid=65534", "sh", "-c", f"head -c 8192 /dev/zero > {disk}/fill"], check=True)
-    status, text = as_nobody(lambda: look(disk))
+    status, text = as_unprivileged_user(lambda: look(disk))
     assert status == WARN and text.startswith("the disk quota is used up (quota -s): ")
 
 
@@ -212,13 +212,13 @@ def test_a_hanging_path_does_not_hide_the_others(shared: Directory, mount: Mount
     )
     looked = looks(*places)
     (verdict,) = looked.verdicts
-    said = {finding.subject: finding for finding in verdict.findings}
-    hung = said[f"{run_dir} (run directory)"]
+    by_subject = {finding.subject: finding for finding in verdict.findings}
+    hung = by_subject[f"{run_dir} (run directory)"]
     assert hung.status == FAIL
     assert hung.text.startswith("no answer within 3 s: its filesystem hangs (fuse.faulty from faulty; in ")
     assert hung.text.endswith((f" of {shared.path})", f" of {run_dir})"))
-    assert said[f"{full} (checkpoints)"].text.startswith("it is full")
-    assert f"{tmp_path} (data)" not in said
+    assert by_subject[f"{full} (checkpoints)"].text.startswith("it is full")
+    assert f"{tmp_path} (data)" not in by_subject
     assert 3.0 <= time.monotonic() - began < 20 and looked.stuck == ()
     shared.answer()
     assert look(run_dir).status == OK
@@ -228,8 +228,8 @@ def test_a_link_into_a_hanging_filesystem_names_that(shared: Directory, tmp_path
     link = tmp_path / "link"
     link.symlink_to(shared.path)
     shared.hang()
-    said = only(look(link))
-    assert "its filesystem hangs (fuse.faulty from faulty; in " in said and said.endswith(f" of {shared.path})")
+    text = only(look(link))
+    assert "its filesystem hangs (fuse.faulty from faulty; in " in text and text.endswith(f" of {shared.path})")
 
 
 def test_a_path_that_hangs_while_ranks_run_fails_when_it_still_hangs_at_the_next_run(shared: Directory) -> None:
@@ -307,11 +307,11 @@ def test_a_user_without_rights_is_reported() -> None:
         closed = Path(name)
         closed.chmod(0o755)
         assert look(closed).status == OK
-        verdict = as_nobody(lambda: look(closed))
+        verdict = as_unprivileged_user(lambda: look(closed))
         assert verdict[0] == FAIL and "create is not permitted to user 65534" in verdict[1]
 
 
-def as_nobody(looking: Callable[[], Verdict]) -> list[str]:
+def as_unprivileged_user(looking: Callable[[], Verdict]) -> list[str]:
     """Return the status and the text of a look by a user without rights."""
     read, write = os.pipe()
     pid = os.fork()
@@ -324,6 +324,6 @@ def as_nobody(looking: Callable[[], Verdict]) -> list[str]:
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as file:
-        said = file.read().splitlines()
+        lines = file.read().splitlines()
     os.waitpid(pid, 0)
-    return said
+    return lines

@@ -59,14 +59,14 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_commands, "LIMIT_S", 1.0)
 
 
-def said(verdict: Verdict) -> list[tuple[str, str]]:
+def statuses_and_texts(verdict: Verdict) -> list[tuple[str, str]]:
     return [(finding.status, finding.text) for finding in verdict.findings]
 
 
 def test_exit_codes_and_first_lines_count(mark: str) -> None:
     commands = ("echo fine; echo more", "echo; echo low on fans; exit 1", "echo broken >&2; exit 2", "exit 3", "true")
     verdict = look(mark, *commands)
-    assert said(verdict) == [
+    assert statuses_and_texts(verdict) == [
         (WARN, "low on fans"),
         (FAIL, "broken"),
         (UNKNOWN, "exit code 3, expected 0, 1 or 2"),
@@ -77,13 +77,13 @@ def test_exit_codes_and_first_lines_count(mark: str) -> None:
 def test_they_run_at_once_and_know_the_node_and_whether_ranks_run(mark: str) -> None:
     began = time.monotonic()
     show = 'sleep 0.4; echo "$FTSLURM_NODE $FTSLURM_HEALTH_BUSY"; exit 1'
-    assert said(look(mark, *[show] * 4)) == [(WARN, "n1 0")] * 4
+    assert statuses_and_texts(look(mark, *[show] * 4)) == [(WARN, "n1 0")] * 4
     assert time.monotonic() - began < 1.5
-    assert said(look(mark, show, busy=True)) == [(WARN, "n1 1")]
+    assert statuses_and_texts(look(mark, show, busy=True)) == [(WARN, "n1 1")]
 
 
 def test_a_command_that_is_not_there_is_unknown(mark: str) -> None:
-    ((status, text),) = said(look(mark, "/no/such/program --check"))
+    ((status, text),) = statuses_and_texts(look(mark, "/no/such/program --check"))
     assert status == UNKNOWN and text.startswith("exit code 127, expected 0, 1 or 2: ") and "not found" in text
 
 
@@ -91,7 +91,10 @@ def test_a_command_that_is_not_there_is_unknown(mark: str) -> None:
 def test_one_that_hangs_is_killed_and_the_others_are_judged(mark: str) -> None:
     began = time.monotonic()
     verdict = look(mark, "echo waiting; sleep 600", "echo bad; exit 2")
-    assert said(verdict) == [(UNKNOWN, "has not ended within 1 s, and was killed; its output: waiting"), (FAIL, "bad")]
+    assert statuses_and_texts(verdict) == [
+        (UNKNOWN, "has not ended within 1 s, and was killed; its output: waiting"),
+        (FAIL, "bad"),
+    ]
     assert time.monotonic() - began < 2.5
     nothing_left(mark)
 
@@ -99,14 +102,14 @@ def test_one_that_hangs_is_killed_and_the_others_are_judged(mark: str) -> None:
 @pytest.mark.usefixtures("soon")
 def test_one_that_ignores_sigterm_is_killed(mark: str) -> None:
     verdict = look(mark, "trap '' TERM INT HUP; while :; do sleep 0.1; done")
-    assert said(verdict)[0][0] == UNKNOWN
+    assert statuses_and_texts(verdict)[0][0] == UNKNOWN
     nothing_left(mark)
 
 
 @pytest.mark.usefixtures("soon")
 def test_grandchildren_in_sessions_of_their_own_are_killed_too(mark: str) -> None:
     verdict = look(mark, "setsid sleep 600 & (setsid setsid sleep 601 &) ; sleep 602")
-    assert said(verdict)[0][0] == UNKNOWN
+    assert statuses_and_texts(verdict)[0][0] == UNKNOWN
     nothing_left(mark)
 
 
@@ -127,7 +130,7 @@ def test_one_that_forks_all_the_time_is_killed(mark: str) -> None:
 @pytest.mark.usefixtures("soon")
 def test_one_that_prints_without_end_is_killed_and_costs_little(mark: str) -> None:
     before = os.times()
-    ((status, text),) = said(look(mark, "yes 'all is well'"))
+    ((status, text),) = statuses_and_texts(look(mark, "yes 'all is well'"))
     assert status == UNKNOWN and text.endswith("its output: all is well")
     after = os.times()
     own = after.children_user + after.children_system - before.children_user - before.children_system
@@ -136,22 +139,22 @@ def test_one_that_prints_without_end_is_killed_and_costs_little(mark: str) -> No
 
 
 def test_garbage_is_escaped_and_cut(mark: str) -> None:
-    ((_, text),) = said(look(mark, "printf '\\033[2J\\377\\000bad%05000d' 1; exit 1"))
+    ((_, text),) = statuses_and_texts(look(mark, "printf '\\033[2J\\377\\000bad%05000d' 1; exit 1"))
     assert text.startswith("�\\x00bad000") and len(text) == 200 and text.isprintable()
 
 
 def test_more_output_than_a_pipe_holds_does_not_stop_a_command(mark: str) -> None:
     verdict = look(mark, "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; exit 1")
-    assert said(verdict) == [(WARN, "first")]
+    assert statuses_and_texts(verdict) == [(WARN, "first")]
 
 
 def test_one_that_kills_itself_is_unknown(mark: str) -> None:
-    assert said(look(mark, "echo before; kill -SEGV $$")) == [(UNKNOWN, "was killed by SIGSEGV: before")]
+    assert statuses_and_texts(look(mark, "echo before; kill -SEGV $$")) == [(UNKNOWN, "was killed by SIGSEGV: before")]
 
 
 def test_one_that_closes_its_output_is_judged_by_its_code(mark: str) -> None:
-    assert said(look(mark, "exec >&- 2>&-; sleep 0.2; exit 2")) == [(FAIL, "exit code 2, no output")]
+    assert statuses_and_texts(look(mark, "exec >&- 2>&-; sleep 0.2; exit 2")) == [(FAIL, "exit code 2, no output")]
 
 
 def test_one_that_reads_gets_nothing(mark: str) -> None:
-    assert said(look(mark, "cat; echo done; exit 1")) == [(WARN, "done")]
+    assert statuses_and_texts(look(mark, "cat; echo done; exit 1")) == [(WARN, "done")]

@@ -129,10 +129,10 @@ def test_without_a_route_the_answer_comes_at_once() -> None:
     if unshare is None or subprocess.run([unshare, "-rn", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no network of one's own here")
     began = time.monotonic()
-    said = subprocess.run([unshare, "-rn", sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run([unshare, "-rn", sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert time.monotonic() - began < 4.0
     text = os.strerror(errno.ENETUNREACH).lower()
-    assert said.stdout.splitlines()[0] == f"ProbeResult(outcome='{NO_ROUTE}', text='{text}')"
+    assert done.stdout.splitlines()[0] == f"ProbeResult(outcome='{NO_ROUTE}', text='{text}')"
 
 
 def test_peers_are_reached_by_address_and_by_name(listener: socket.socket, black_hole: int) -> None:

@@ -188,7 +188,7 @@ def test_with_packages_on_a_filesystem_that_takes_50_ms_for_each_call_nothing_is
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         (
             "def fetch",
@@ -199,9 +199,9 @@ def test_with_packages_on_a_filesystem_that_takes_50_ms_for_each_call_nothing_is
     ],
     ids=["loading", "checking"],
 )
-def test_after_5_s_the_pending_checks_are_reported(start: Start, site: str, old: str, new: str, said: str) -> None:
+def test_after_5_s_the_pending_checks_are_reported(start: Start, site: str, old: str, new: str, expected: str) -> None:
     code = BUSY_DEVICE.replace(old, new, 1).replace("2.0, fetch", "20.0, fetch")
     Path(site, "site_checks.py").write_text(code)
     job = start("", "--health", "act", PYTHONPATH=site)
-    job.until(lambda: said in job.err)
+    job.until(lambda: expected in job.err)
     assert job.wait() == 0, job.err

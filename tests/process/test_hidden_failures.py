@@ -12,7 +12,7 @@ from test_run import Start, Started
 
 start = test_run.start
 
-# Each round's reason is its own line of the environment; `fail` is how the program tells of it.
+# Each round's reason is its own line of the environment; `fail` is how the program reports it.
 SCRIPT = """
 import logging, os, sys, traceback
 round_ = int(os.environ["FTSLURM_ROUND"])

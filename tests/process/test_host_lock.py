@@ -112,9 +112,9 @@ def test_a_second_launcher_is_named_as_such_and_a_long_command_is_cut_visibly(
     with pytest.raises(UsageError) as refused:
         only_launcher(run)
     lock.release()
-    said = str(refused.value)
-    assert said.startswith(f"a launcher of the run {run.root} runs on this host already: process {os.getpid()} ")
-    assert "...); wait for it" in said
+    message = str(refused.value)
+    assert message.startswith(f"a launcher of the run {run.root} runs on this host already: process {os.getpid()} ")
+    assert "...); wait for it" in message
 
 
 def test_a_second_agent_of_a_run_on_the_node_is_refused_and_the_first_goes_on(start: Start) -> None:  # noqa: F811
@@ -154,11 +154,11 @@ def test_one_command_at_a_time_saves_a_report_or_excludes_a_node(start: Start) -
     assert run.wait() == 0
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "FTSLURM"))}
 
-    def command(*words: str) -> subprocess.CompletedProcess[str]:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         program = "from ftslurm.host_lock import CommandLock\nCommandLock.__init__.__defaults__ = (0.2,)\n"
         program += "from ftslurm.cli import main; raise SystemExit(main())"
         return subprocess.run(
-            [sys.executable, "-c", program, *words], cwd=run.directory, env=clean, capture_output=True, text=True
+            [sys.executable, "-c", program, *arguments], cwd=run.directory, env=clean, capture_output=True, text=True
         )
 
     lock = HostLock("report", str(run.run_dir))

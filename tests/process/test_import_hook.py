@@ -1,4 +1,4 @@
-"""Who waits for a module is called when it has been imported, and the script cannot tell the difference."""
+"""A callback that waits for a module is called when it has been imported, and the script sees no difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--interface` and `--port-range`: the round's master is where the user said, or one line says why not."""
+"""`--interface` and `--port-range`: the round's master is where the user chose, or one line has the reason why not."""
 
 from __future__ import annotations
 

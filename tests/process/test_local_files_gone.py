@@ -39,7 +39,7 @@ def messages(run: Started) -> dict[str, int]:
 
 
 def no_traceback(run: Started) -> bool:
-    """Tell whether ftslurm itself has shown none; a rank's has its prefix."""
+    """Return whether ftslurm itself has shown none; a rank's has its prefix."""
     return not any(line.startswith("Traceback") for line in run.err.splitlines())
 
 
@@ -247,7 +247,7 @@ def test_a_launcher_within_a_rank_leaves_the_pipe_and_the_ranks_timers_work_afte
 
 def test_a_launcher_within_a_rank_that_serves_timers_itself_does_so_as_below_torchrun(start: Start) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
-    # It is told so by the rank's own program, not by the user.
+    # The rank's own program sets it, not the user.
     enable = "os.environ['TORCHELASTIC_ENABLE_FILE_TIMER'] = '1'\n"
     run = start(TIMER + NESTED + enable + TORCHRUN + AFTERWARDS, "--max-restarts", "1", "--heartbeat", "0.5")
     assert run.wait(300) == 0, run.out + run.err
@@ -257,28 +257,28 @@ def test_a_launcher_within_a_rank_that_serves_timers_itself_does_so_as_below_tor
 # What the user has chosen
 
 
-def told(start: Start, **chosen: str) -> list[str]:
+def timer_variables(start: Start, **chosen: str) -> list[str]:
     run = start(
         "import os; print([os.environ.get('TORCHELASTIC_' + n) for n in ('ENABLE_FILE_TIMER', 'TIMER_FILE')])",
         **chosen,
     )
     assert run.wait() == 0, run.err
     line = next(line for line in run.out.splitlines() if line.startswith("[rank 0]"))
-    return [word.strip("' ") for word in line.removeprefix("[rank 0] [").removesuffix("]").split(",")]
+    return [value.strip("' ") for value in line.removeprefix("[rank 0] [").removesuffix("]").split(",")]
 
 
 def test_a_ranks_environment_has_the_pipes_name_and_keeps_it_from_serving_timers_itself(start: Start) -> None:
-    enable, path = told(start)
+    enable, path = timer_variables(start)
     assert enable == "None"
     assert path.endswith("/timer-0")
 
 
 def test_timers_that_the_user_has_switched_off_stay_off(start: Start) -> None:
-    assert told(start, TORCHELASTIC_ENABLE_FILE_TIMER="0") == ["0", "None"]
+    assert timer_variables(start, TORCHELASTIC_ENABLE_FILE_TIMER="0") == ["0", "None"]
 
 
 def test_a_timer_server_of_the_users_own_stays_theirs(start: Start, tmp_path: Path) -> None:
-    assert told(start, TORCHELASTIC_TIMER_FILE=str(tmp_path / "mine")) == ["None", str(tmp_path / "mine")]
+    assert timer_variables(start, TORCHELASTIC_TIMER_FILE=str(tmp_path / "mine")) == ["None", str(tmp_path / "mine")]
     assert not os.path.lexists(tmp_path / "mine")
 
 

@@ -143,9 +143,9 @@ def test_following_goes_on_in_the_next_round_and_ends_with_the_run(
         "==> rank 2 on local1, round 1",
         "==> rank 2 on local1, round 2",
     ]
-    said = [line for line in lines if line.startswith("rank")]
+    printed = [line for line in lines if line.startswith("rank")]
     second = [*(f"rank 2 round 2 line {i}" for i in range(30)), "rank 2 round 2 goes"]
-    assert said == ["rank 2 round 1 line 29", "rank 2 round 1 goes", *second]
+    assert printed == ["rank 2 round 1 line 29", "rank 2 round 1 goes", *second]
 
 
 def test_following_may_begin_before_the_rank_and_of_one_round_ends_with_it(

@@ -25,7 +25,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 class Node:
-    """An agent of the smallest kind: one pipe, one watch, its workers; who hangs is killed."""
+    """An agent of the smallest kind: one pipe, one watch, its workers; one that hangs is killed."""
 
     def __init__(self, place: Path, timeouts: Timeouts) -> None:
         self.place = place
@@ -331,8 +331,8 @@ def test_torchs_timer_with_another_signal_or_none(node: Node) -> None:
         TORCH
         + """
 import signal
-told = timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal=0)
-with timer.expires(after=.2, scope="only told", client=told):
+notify = timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal=0)
+with timer.expires(after=.2, scope="only reported", client=notify):
     time.sleep(.5)
 term = timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal=signal.SIGINT)
 with timer.expires(after=.2, scope="interrupted", client=term):
@@ -342,7 +342,7 @@ with timer.expires(after=.2, scope="interrupted", client=term):
     worker = node.start(source)
     node.run()
     assert worker.returncode == -signal.SIGINT
-    assert [(e.name, e.signal) for e in node.expiries] == [("only told", 0), ("interrupted", signal.SIGINT)]
+    assert [(e.name, e.signal) for e in node.expiries] == [("only reported", 0), ("interrupted", signal.SIGINT)]
 
 
 @needs_torch

@@ -41,8 +41,8 @@ def run(trapped: Path, *arguments: str | Path) -> subprocess.CompletedProcess[st
     console = "import sys; sys.path[:1] = []; from ftslurm.cli import console; console()"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM", "PYTHON"))}
     environment.update(SPRUNG=str(trapped.parent / "sprung"), PYTHONPATH=str(Path(__file__).parents[2]))
-    words = [sys.executable, "-c", console, *map(str, arguments)]
-    return subprocess.run(words, cwd=trapped, env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", console, *map(str, arguments)]
+    return subprocess.run(command, cwd=trapped, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def sprung(trapped: Path) -> str:
@@ -95,6 +95,6 @@ def test_what_is_run_as_a_module_imports_nothing_from_the_current_directory(trap
     from ftslurm.boot import module_command
 
     environment = {**os.environ, "SPRUNG": str(trapped.parent / "sprung")}
-    words = module_command(sys.executable, "ftslurm.slurm.complete", "1", "0")
-    subprocess.run(words, cwd=trapped, env=environment, capture_output=True, timeout=60)
+    command = module_command(sys.executable, "ftslurm.slurm.complete", "1", "0")
+    subprocess.run(command, cwd=trapped, env=environment, capture_output=True, timeout=60)
     assert not sprung(trapped)

@@ -186,7 +186,7 @@ def test_a_python_without_ctypes_is_one_line_and_code_2_and_nothing_is_left(tmp_
     refused_is_one_line(tmp_path, "it lacks ctypes", PYTHONPATH=str(site))
 
 
-def refused_is_one_line(tmp_path: Path, words: str, *before: str, **environment: str) -> None:
+def refused_is_one_line(tmp_path: Path, expected: str, *before: str, **environment: str) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (tmp_path / "train.py").write_text("open('started', 'w')")
@@ -199,7 +199,7 @@ def refused_is_one_line(tmp_path: Path, words: str, *before: str, **environment:
         pytest.skip("seccomp filters cannot be installed here")
     assert code == 2, run.err
     assert len(run.err.splitlines()) == 1, run.err
-    assert words in run.err and "expected Linux 5.3" in run.err
+    assert expected in run.err and "expected Linux 5.3" in run.err
     assert list(scratch.iterdir()) == []
     assert not (tmp_path / "started").exists() and not (tmp_path / "ftslurm-runs").exists()
     assert run.marked() == []

@@ -1,4 +1,4 @@
-"""What is kept, and said, where nobody reads or answers: a blocked stdout, an empty stdin, what killed ones left."""
+"""What is kept and printed if no process reads or answers: a blocked stdout, an empty stdin, files of killed ones."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 
 
 def as_other(command: str, cwd: Path) -> None:
-    """Run a shell command as another user, who has no rights but his own."""
+    """Run a shell command as another user, without further rights."""
     drop = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]
     subprocess.run([*drop, "sh", "-ec", command], cwd=cwd, check=True)
 
@@ -131,7 +131,7 @@ def test_a_directory_in_which_others_may_rename_the_run_is_named_once(
 def test_a_group_shares_a_directory_of_runs_in_which_each_user_can_change_only_their_own(
     open_path: Path, tmp_path: Path
 ) -> None:
-    """The first user of a setgid project directory locks nobody out."""
+    """The first user of a setgid project directory locks no other user out."""
     group = 54321
     project = open_path / "project"
     project.mkdir()
@@ -143,7 +143,7 @@ sys.path[:0] = {[path for path in sys.path if "site-packages" in path] + [str(Pa
 from ftslurm.nodes.exclude import Exclusions, folder
 from ftslurm.sharedfs.filesystem import PosixFileSystem
 from ftslurm.sharedfs.rundir import open_run
-run = open_run("{project}/ftslurm-runs/" + sys.argv[1], "somebody", 1, "0.1.0")
+run = open_run("{project}/ftslurm-runs/" + sys.argv[1], "owner", 1, "0.1.0")
 nodes = Exclusions(PosixFileSystem(owner=os.geteuid()), folder(run.root))
 nodes.exclude("n1", "excluded by " + sys.argv[1], "me", None, 1)
 assert nodes.known("n1").reason == "excluded by " + sys.argv[1], nodes.problems
@@ -165,7 +165,7 @@ assert nodes.known("n1").reason == "excluded by " + sys.argv[1], nodes.problems
 
 
 @needs_root
-def test_who_owns_the_directory_of_runs_or_a_link_above_it_is_named(tmp_path: Path) -> None:
+def test_the_owner_of_the_directory_of_runs_or_of_a_link_above_it_is_named(tmp_path: Path) -> None:
     theirs, stranger = tmp_path / "theirs", 1001
     theirs.mkdir()
     os.chown(theirs, stranger, stranger)
@@ -224,9 +224,9 @@ def test_nodes_do_not_meet_in_a_directory_that_another_user_has_made(
     if make == "mkdir -m 777":
         # What the victim hands in, and removes in the end, would be elsewhere.
         as_other(f"ln -s {victim}/joined {name}/joined", open_path)
-    words = ["--shared-dir", str(open_path), "host"] if command == "health" else [str(open_path), "--seconds", "1"]
+    options = ["--shared-dir", str(open_path), "host"] if command == "health" else [str(open_path), "--seconds", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "ftslurm.cli", command, *words, "--wait", "1"],
+        [sys.executable, "-m", "ftslurm.cli", command, *options, "--wait", "1"],
         env=environment,
         capture_output=True,
         text=True,

@@ -78,7 +78,7 @@ class World:
             time.sleep(0.02)
 
     def await_text(self, rank: int, text: str, count: int, limit_s: float = 40.0) -> None:
-        """Wait until a rank has said this so often."""
+        """Wait until a rank has printed this so often."""
         deadline = time.monotonic() + limit_s
         while self.log(rank).count(text) < count:
             assert time.monotonic() < deadline, self.logs()

@@ -52,12 +52,14 @@ FAILS = "raise ValueError('a mistake')\n"
 class Rehearsed(Started):
     """An `ftslurm rehearse` in the background."""
 
-    def __init__(self, directory: Path, *words: str) -> None:
+    def __init__(self, directory: Path, *arguments: str) -> None:
         self.directory = directory
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM"))}
         environment = {**clean, "PWD_MARK": str(directory)}
         with (directory / "out").open("w") as out, (directory / "err").open("w") as err:
-            self.process = subprocess.Popen([*REHEARSE, *words], cwd=directory, env=environment, stdout=out, stderr=err)
+            self.process = subprocess.Popen(
+                [*REHEARSE, *arguments], cwd=directory, env=environment, stdout=out, stderr=err
+            )
 
     @property
     def verdict(self) -> str:
@@ -72,9 +74,9 @@ def rehearse(tmp_path: Path) -> Iterator[Rehearse]:
     """Rehearse with a script's text; nothing of it may be left at its end."""
     started: list[Rehearsed] = []
 
-    def begin(script: str, *words: str) -> Rehearsed:
+    def begin(script: str, *arguments: str) -> Rehearsed:
         (tmp_path / "train.py").write_text(script)
-        run = Rehearsed(tmp_path, *words, "--", "train.py")
+        run = Rehearsed(tmp_path, *arguments, "--", "train.py")
         started.append(run)
         return run
 
@@ -238,16 +240,16 @@ def test_a_rehearsal_that_is_stopped_leaves_nothing(rehearse: Rehearse, number: 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("preempt", "train.py"), "expected -- and a program"),
         (("preempt", "--", "missing.py"), "missing.py: no such script"),
         (("oom", "--rank", "7", "--at-step", "1", "--", "train.py"), "--rank 7: the round has ranks 0 to 1"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
     (tmp_path / "train.py").write_text(READY)
-    run = Rehearsed(tmp_path, *words)
+    run = Rehearsed(tmp_path, *arguments)
     assert run.wait(60) == 2
     assert expected in run.err
     assert "Traceback" not in run.err

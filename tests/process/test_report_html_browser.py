@@ -73,7 +73,7 @@ def hang(parent: Path) -> RunBuilder:
 
 
 def large(parent: Path) -> RunBuilder:
-    """Tell of 1,000 nodes in 8 rounds: crashes, lost nodes that spares replace, two requeues, a broken GPU."""
+    """Build a run of 1,000 nodes in 8 rounds: crashes, lost nodes that spares replace, two requeues, a broken GPU."""
     run = RunBuilder(parent, nodes=1000, nproc=1, run_id="llm-70b-main", job_id="90210", max_restarts=20)
     active, spares, step = run.node_names[:992], run.node_names[992:], 0
     for number, over_s in enumerate((7200, 600, 40_000, 7200, 20_000, 600, 7200, 20_000), 1):
@@ -99,8 +99,8 @@ STORIES = {"small": small, "hang": hang, "large": large}
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
-    for name, tell in STORIES.items():
-        run = tell(tmp_path_factory.mktemp(name))
+    for name, build in STORIES.items():
+        run = build(tmp_path_factory.mktemp(name))
         path = run.write()
         report = analyse(gather(path, now_ns=run.now_ns + SECOND_NS))
         found[name] = path / "report.html"
@@ -122,11 +122,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def silent(browser: Browser) -> Iterator[Browser]:
-    """The browser; the test fails if the page says anything to the console or asks for anything but itself."""
-    browser.said.clear()
+    """The browser; the test fails if the page prints anything to the console or asks for anything but itself."""
+    browser.messages.clear()
     browser.asked.clear()
     yield browser
-    assert browser.said == []
+    assert browser.messages == []
     assert len([url for url in browser.asked if not url.startswith("file:")]) == 0
     assert all(url.endswith("/report.html") for url in browser.asked)
 
@@ -209,10 +209,10 @@ def test_the_test_would_notice_what_the_page_must_not_do(browser: Browser, tmp_p
     page = tmp_path / "report.html"
     pale = "<body style='background:#fff'><p style='color:#999'>pale</p>"
     page.write_text(f"<script>console.log('ran')</script><img src=missing.png>{pale}")
-    browser.said.clear()
+    browser.messages.clear()
     browser.asked.clear()
     browser.open(page)
-    assert any("ran" in line for line in browser.said)
+    assert any("ran" in line for line in browser.messages)
     assert any(url.endswith("missing.png") for url in browser.asked)
     assert len(browser.value(CONTRAST)) == 1
 
@@ -223,7 +223,7 @@ def test_the_policy_refuses_a_script_and_a_picture_even_if_the_escaping_had_a_ho
     hole = "<script>document.title='ran'</script><img src=missing.png><b style='color:red'>x</b></main>"
     page = tmp_path / "report.html"
     page.write_text(pages["small"].read_text().replace("</main>", hole))
-    browser.said.clear()
+    browser.messages.clear()
     browser.open(page)
     assert browser.value("document.title") != "ran"
-    assert sum("Content Security Policy" in line for line in browser.said) == 3
+    assert sum("Content Security Policy" in line for line in browser.messages) == 3

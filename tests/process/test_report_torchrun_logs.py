@@ -63,7 +63,7 @@ def test_rank_and_cause_are_named_from_the_logs_of_torchrun_alone(
     ]
     with (tmp_path / "slurm-7.out").open("wb") as output:
         subprocess.run([*command, str(script)], cwd=tmp_path, stdout=output, stderr=output, timeout=120, check=False)
-    # A kill shows only in torchrun's own words.
+    # A kill shows only in torchrun's own output.
     logs = tmp_path / "logs"
     (tmp_path / "slurm-7.out").rename(logs / "slurm-7.out")
     found = report_of_logs(logs)["cause"]

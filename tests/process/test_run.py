@@ -127,10 +127,10 @@ def test_success_is_exit_code_0_and_the_first_rank_is_shown(start: Start) -> Non
 
 
 def test_arguments_after_the_script_reach_it_untouched(start: Start) -> None:
-    words = ("--max-restarts", "--", "-x", "--nproc-per-node=7", "", "a b")
-    run = start("import sys; print(sys.argv)", after=words)
+    given = ("--max-restarts", "--", "-x", "--nproc-per-node=7", "", "a b")
+    run = start("import sys; print(sys.argv)", after=given)
     assert run.wait() == 0, run.err
-    assert f"[rank 0] {['train.py', *words]}" in run.out
+    assert f"[rank 0] {['train.py', *given]}" in run.out
 
 
 def test_a_failing_job_is_exit_code_1_and_every_restart_was_used(start: Start) -> None:
@@ -336,7 +336,7 @@ def test_a_run_id_in_use_by_a_living_job_is_refused(start: Start, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         ([], "expected a program"),
         (["nothere.py"], "nothere.py: no such script"),
@@ -358,12 +358,12 @@ def test_a_run_id_in_use_by_a_living_job_is_refused(start: Start, tmp_path: Path
     ],
 )
 def test_bad_input_gives_one_line_and_code_2_and_nothing_starts(
-    tmp_path: Path, arguments: list[str], words: str
+    tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')")
     run = Started(tmp_path, *arguments)
     assert run.wait() == 2, run.err
-    assert words in run.err
+    assert expected in run.err
     # Options of torchrun that are to be dropped are listed, with the corrected command line.
     assert len(run.err.splitlines()) == (3 if "--rdzv-endpoint" in arguments else 1), run.err
     assert run.out == ""
@@ -372,7 +372,7 @@ def test_bad_input_gives_one_line_and_code_2_and_nothing_starts(
 
 def test_a_run_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can make a directory of somebody else")
+        pytest.skip("only root can make a directory of another user")
     (tmp_path / "train.py").write_text("")
     (tmp_path / "ftslurm-runs/theirs").mkdir(parents=True, mode=0o700)
     os.chown(tmp_path / "ftslurm-runs/theirs", 12345, -1)

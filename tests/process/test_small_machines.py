@@ -204,7 +204,7 @@ def test_the_report_of_a_machine_without_any_place_for_temporary_files_is_one_li
 
 @needs_root
 @pytest.mark.parametrize(
-    ("shell", "words"),
+    ("shell", "expected"),
     [
         (("unshare", "--pid", "--fork"), "/proc is that of another PID namespace"),
         (
@@ -215,12 +215,12 @@ def test_the_report_of_a_machine_without_any_place_for_temporary_files_is_one_li
     ids=["foreign", "none"],
 )
 def test_a_proc_that_does_not_show_this_process_is_refused_before_anything_is_killed(
-    tmp_path: Path, shell: tuple[str, ...], words: str
+    tmp_path: Path, shell: tuple[str, ...], expected: str
 ) -> None:
     (tmp_path / "train.py").write_text("print('ran')")
     run = Started(tmp_path, "--health", "off", "train.py", before=shell)
     assert run.wait() == 2
-    assert words in run.err and len(run.err.splitlines()) == 1, run.err
+    assert expected in run.err and len(run.err.splitlines()) == 1, run.err
 
 
 @pytest.mark.parametrize(

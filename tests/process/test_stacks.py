@@ -1,4 +1,4 @@
-"""Stacks of real processes: of those that answer, and what is said of those that cannot."""
+"""Stacks of real processes: of those that answer, and what is reported of those that cannot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Ranks:
         return self.targets[-1]
 
     def wait(self, numbers: Iterator[int] | None = None) -> None:
-        """Wait until the scripts have said that they are where they will stay."""
+        """Wait until the scripts have reported that they are where they will stay."""
         wanted = list(numbers if numbers is not None else range(len(self.targets)))
         until = time.monotonic() + 60
         while not all((self.place / f"ready{number}").exists() for number in wanted):
@@ -440,7 +440,7 @@ def spy(place: Path, script: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "told", "bound_s"),
+    ("script", "expected", "bound_s"),
     [
         ("echo 'Thread 1 (idle): \"Main\"'; echo \"    read (libc.so) $*\"", "read (libc.so) dump --native --pid", 1.0),
         ("echo 'Error: Permission Denied: Try running again with sudo'; exit 1",
@@ -450,7 +450,7 @@ def spy(place: Path, script: str) -> str:
     ],
 )  # fmt: skip
 def test_py_spy_is_asked_for_the_hung_rank_within_its_bounds(
-    ranks: Ranks, script: str, told: str, bound_s: float
+    ranks: Ranks, script: str, expected: str, bound_s: float
 ) -> None:
     ranks.start(SLEEP)
     ranks.start(SLEEP)
@@ -465,7 +465,7 @@ def test_py_spy_is_asked_for_the_hung_rank_within_its_bounds(
     found = collector.result()
     collector.close()
     assert found[0].native == ""
-    assert told in found[1].native
+    assert expected in found[1].native
     assert len(found[1].native) < 300 * 1024
     assert took_s < bound_s
 

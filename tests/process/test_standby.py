@@ -1,4 +1,4 @@
-"""Standby workers: once they have their order, nobody can tell them from workers that were started then."""
+"""Standby workers: once they have their order, they cannot be distinguished from workers started then."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_module_beside_the_script_has_the_scripts_arguments_and_prints_to_the_
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
@@ -200,14 +200,14 @@ def test_a_module_beside_the_script_has_the_scripts_arguments_and_prints_to_the_
     ],
 )
 def test_a_module_that_cannot_be_imported_is_reported_and_the_standby_can_be_used_all_the_same(
-    node: Node, source: str | None, told: str
+    node: Node, source: str | None, expected: str
 ) -> None:
     if source is not None:
         (node.directory / "odd.py").write_text(source)
     (node.directory / "script.py").write_text("import sys; print('decimal' in sys.modules, 'odd' in sys.modules)")
     heard = node.warm("odd", "decimal")
     assert len(heard.lines) == 2
-    assert f"go on without a module: odd: {told}" in heard.lines[0]
+    assert f"go on without a module: odd: {expected}" in heard.lines[0]
     assert len(heard.lines[0]) < 400
     assert "standby workers are ready (1, after" in heard.lines[1]
     pid = node.standbys.all[0].pid
@@ -290,7 +290,7 @@ def test_an_environment_that_does_not_fit_starts_the_worker_anew(node: Node, cha
         worker = node.promote(**changed)
     seen = node.end(worker)
     variables = launch_of(node.settings, PART, 1, os.getpid(), {} if "PATH" in changed else changed).environment
-    lengths = [int(word) for word in seen.stdout.split()]
+    lengths = [int(number) for number in seen.stdout.split()]
     assert lengths[0] == len(variables["PATH"])
     assert lengths[1] - len(variables) in (0, 1)  # LC_CTYPE, Python's own
 
@@ -508,8 +508,8 @@ def up(run: Started, round_: int) -> bool:
 
 
 def agents(run: Started) -> dict[str, int]:
-    words = [json.loads(path.read_text()) for path in run.run_dir.glob("nodes/*.json")]
-    return {word["node"]: word["pid"] for word in words}
+    node_records = [json.loads(path.read_text()) for path in run.run_dir.glob("nodes/*.json")]
+    return {record["node"]: record["pid"] for record in node_records}
 
 
 def test_the_standbys_of_a_spare_become_the_workers_when_it_replaces_a_lost_node(run: Started) -> None:
@@ -521,9 +521,9 @@ def test_the_standbys_of_a_spare_become_the_workers_when_it_replaces_a_lost_node
     run.until(lambda: up(run, 2))
     (run.directory / "enough").touch()
     assert run.wait() == 0, run.err
-    said = [(run.directory / f"up2.{rank}").read_text().split() for rank in range(4)]
-    assert [imported for _, imported in said] == ["False", "False", "True", "True"]
-    assert {int(pid) for pid, _ in said[2:]} == standbys
+    written = [(run.directory / f"up2.{rank}").read_text().split() for rank in range(4)]
+    assert [imported for _, imported in written] == ["False", "False", "True", "True"]
+    assert {int(pid) for pid, _ in written[2:]} == standbys
     assert waiting(run) == set()
 
 
@@ -599,9 +599,9 @@ def test_the_ranks_of_the_next_round_have_what_the_last_ones_had_imported(
     run.until(lambda: all(is_ready(run, pid) for pid in standbys))
     (run.directory / "go").touch()
     assert run.wait() == 0, run.err
-    said = [(run.directory / f"up2.{rank}").read_text().split() for rank in range(2)]
-    assert {int(pid) for pid, _ in said} == standbys
-    assert [before for _, before in said] == ["True", "True"]
+    written = [(run.directory / f"up2.{rank}").read_text().split() for rank in range(2)]
+    assert {int(pid) for pid, _ in written} == standbys
+    assert [before for _, before in written] == ["True", "True"]
     assert "standby" not in run.err
     assert run.marked() == []
 
@@ -668,7 +668,7 @@ def test_a_slow_second_step_is_waited_for(restarted: Callable[..., Started], tmp
     assert run.wait() == 0, run.err
 
 
-def test_a_script_that_sets_a_variable_before_its_imports_is_started_anew_and_the_user_is_told(
+def test_a_script_that_sets_a_variable_before_its_imports_is_started_anew_and_the_user_is_informed(
     restarted: Callable[..., Started], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(RESTARTED.replace("= {}, 0", "= {'HF_HOME': '/data'}, 0"))

@@ -154,7 +154,7 @@ def test_a_directory_that_cannot_be_read_is_a_lost_connection(backend: SharedFSB
             ask()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_another_users_file_is_never_read_as_state(backend: SharedFSBackend, directory: Path) -> None:
     backend.set_state(b"x")
     os.chown(newest(directory), 65534, 65534)
@@ -234,7 +234,7 @@ def test_torchs_dynamic_handler_meets_on_it(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Leaves a mark when somebody unpickles it."""
+    """Leaves a mark when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

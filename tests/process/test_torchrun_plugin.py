@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 FAST = "keep_alive_interval=0.3,keep_alive_max_attempt=5"
-# Notes down who it is and that it has begun; then the test's own lines.
+# Notes down its rank and that it has begun; then the test's own lines.
 WORKER = """
 import os, sys, time
 from pathlib import Path
@@ -30,7 +30,7 @@ def noted(what):
     return [l.split() for l in (here / "notes").read_text().splitlines() if l.startswith(what + " ")]
 note("begun")
 """
-UNTIL_TOLD = WORKER + "while not (here / 'stop').exists(): time.sleep(0.02)\nnote('done')\n"
+UNTIL_STOPPED = WORKER + "while not (here / 'stop').exists(): time.sleep(0.02)\nnote('done')\n"
 
 
 class Agents:
@@ -180,12 +180,12 @@ def test_a_worker_that_fails_once_too_often_ends_the_job_on_all_nodes(agents: Ag
 
 
 def test_when_an_agent_is_murdered_the_other_goes_on_alone(agents: Agents) -> None:
-    agents.two(UNTIL_TOLD, "--nnodes=1:2")
+    agents.two(UNTIL_STOPPED, "--nnodes=1:2")
     agents.until(lambda: len(agents.notes("begun")) == 2)
     # The one with rank 0, which hosts the round's store: its loss is the harder one.
     host = agents.state["master"]["port"]
-    words = [json.loads(path.read_text()) for path in (agents.directory / "shared/job/nodes").glob("[!.]*.json")]
-    victim = next(word["pid"] for word in words if word["port"] == host)
+    records = [json.loads(path.read_text()) for path in (agents.directory / "shared/job/nodes").glob("[!.]*.json")]
+    victim = next(record["pid"] for record in records if record["port"] == host)
     os.kill(victim, signal.SIGKILL)
     agents.until(lambda: ["0", "1"] in [note[:2] for note in agents.notes("begun")])
     agents.stop()
@@ -194,7 +194,7 @@ def test_when_an_agent_is_murdered_the_other_goes_on_alone(agents: Agents) -> No
 
 
 def test_an_agent_that_is_requested_to_stop_is_not_waited_for(agents: Agents) -> None:
-    agents.two(UNTIL_TOLD, "--nnodes=1:2", conf="keep_alive_interval=1,keep_alive_max_attempt=60")
+    agents.two(UNTIL_STOPPED, "--nnodes=1:2", conf="keep_alive_interval=1,keep_alive_max_attempt=60")
     agents.until(lambda: len(agents.notes("begun")) == 2)
     agents.processes[0].send_signal(signal.SIGTERM)
     agents.until(lambda: ["0", "1"] in [note[:2] for note in agents.notes("begun")], 30)
@@ -204,7 +204,7 @@ def test_an_agent_that_is_requested_to_stop_is_not_waited_for(agents: Agents) ->
 
 def test_an_agent_of_a_fixed_number_that_is_stopped_ends_the_others(agents: Agents) -> None:
     """With the c10d backend of torch, the other one waits for a node that does not come."""
-    agents.two(UNTIL_TOLD, "--nnodes=2", conf="keep_alive_interval=0.5,keep_alive_max_attempt=60")
+    agents.two(UNTIL_STOPPED, "--nnodes=2", conf="keep_alive_interval=0.5,keep_alive_max_attempt=60")
     agents.until(lambda: len(agents.notes("begun")) == 2)
     agents.processes[0].send_signal(signal.SIGTERM)
     codes = agents.codes(40)
@@ -214,14 +214,14 @@ def test_an_agent_of_a_fixed_number_that_is_stopped_ends_the_others(agents: Agen
     assert closed["reason"].endswith("left (its torchrun was stopped): 1 of 2 nodes is left")
     # The name can be used again, as after another end.
     (agents.directory / "stop").touch()
-    agents.two(UNTIL_TOLD, "--nnodes=2")
+    agents.two(UNTIL_STOPPED, "--nnodes=2")
     assert agents.codes(60)[-2:] == [0, 0], agents.log()
 
 
 def test_a_late_node_gets_in(agents: Agents) -> None:
-    agents.start(UNTIL_TOLD, "--nnodes=1:2", conf=FAST + ",last_call_timeout=1")
+    agents.start(UNTIL_STOPPED, "--nnodes=1:2", conf=FAST + ",last_call_timeout=1")
     agents.until(lambda: ["0", "1"] in [note[:2] for note in agents.notes("begun")])
-    agents.start(UNTIL_TOLD, "--nnodes=1:2", conf=FAST + ",last_call_timeout=1")
+    agents.start(UNTIL_STOPPED, "--nnodes=1:2", conf=FAST + ",last_call_timeout=1")
     agents.until(lambda: len([note for note in agents.notes("begun") if note[1] == "2"]) == 2)
     agents.stop()
     assert agents.codes() == [0, 0], agents.log()
@@ -230,7 +230,7 @@ def test_a_late_node_gets_in(agents: Agents) -> None:
 
 def test_a_spare_waits_and_ends_well_when_the_job_does(agents: Agents) -> None:
     for _ in range(3):
-        agents.start(UNTIL_TOLD, "--nnodes=2")
+        agents.start(UNTIL_STOPPED, "--nnodes=2")
     agents.until(lambda: len(agents.notes("begun")) == 2 and len(agents.state["participants"]) == 2)
     nodes = agents.directory / "shared/job/nodes"
     agents.until(lambda: len(list(nodes.glob("[!.]*.json"))) == 3)
@@ -241,12 +241,12 @@ def test_a_spare_waits_and_ends_well_when_the_job_does(agents: Agents) -> None:
 
 def test_a_spare_takes_the_place_of_a_murdered_node(agents: Agents) -> None:
     for _ in range(3):
-        agents.start(UNTIL_TOLD, "--nnodes=2")
+        agents.start(UNTIL_STOPPED, "--nnodes=2")
     nodes = agents.directory / "shared/job/nodes"
     agents.until(lambda: len(agents.notes("begun")) == 2 and len(list(nodes.glob("[!.]*.json"))) == 3)
     taking_part = {participant["node"] for participant in agents.state["participants"]}
-    words = [json.loads(path.read_text()) for path in nodes.glob("[!.]*.json")]
-    os.kill(next(word["pid"] for word in words if word["node"] in taking_part), signal.SIGKILL)
+    records = [json.loads(path.read_text()) for path in nodes.glob("[!.]*.json")]
+    os.kill(next(record["pid"] for record in records if record["node"] in taking_part), signal.SIGKILL)
     agents.until(lambda: len(agents.notes("begun")) == 4)
     agents.stop()
     assert sorted(agents.codes()) == [-signal.SIGKILL, 0, 0], agents.log()
@@ -260,9 +260,9 @@ def test_too_few_nodes_are_waited_for_no_longer_than_the_join_timeout(agents: Ag
 
 
 def test_a_node_that_asks_for_another_size_is_refused_and_disturbs_no_other(agents: Agents) -> None:
-    agents.start(UNTIL_TOLD, "--nnodes=1")
+    agents.start(UNTIL_STOPPED, "--nnodes=1")
     agents.until(lambda: len(agents.notes("begun")) == 1)
-    other = agents.start(UNTIL_TOLD, "--nnodes=2")
+    other = agents.start(UNTIL_STOPPED, "--nnodes=2")
     assert other.wait(40) == 1
     assert "2:2" in agents.log(1)
     assert "1:1" in agents.log(1)

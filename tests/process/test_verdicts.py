@@ -22,7 +22,9 @@ dist.all_reduce(torch.ones(1))
 """
 
 
-def told(directory: Path, program: str, *arguments: str, options: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+def cause_and_text(
+    directory: Path, program: str, *arguments: str, options: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], str]:
     (directory / "train.py").write_text(BEGIN + program)
     run = Started(directory, *NODES, *options, "train.py", *arguments)
     assert run.wait(90) != 0, run.err
@@ -30,9 +32,9 @@ def told(directory: Path, program: str, *arguments: str, options: tuple[str, ...
     return report["cause"], " ".join((run.run_dir / "report.txt").read_text().split())
 
 
-def test_words_of_the_program_do_not_make_a_victim(tmp_path: Path) -> None:
+def test_a_message_of_the_program_does_not_make_a_victim(tmp_path: Path) -> None:
     program = "if RANK == 2:\n    raise RuntimeError('cache of the ProcessGroup timed out')\ntime.sleep(60)\n"
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["role"], cause["cause"]) == (2, "primary", "exception")
     assert "follows from" not in text
 
@@ -50,7 +52,7 @@ if RANK == 2:
 dist.all_reduce(torch.ones(1))
 dist.all_reduce(torch.ones(1))
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["role"]) == (2, "primary")
     assert "rank 2 on local1 has not joined all_reduce #2 [1 float32], in which rank" in text
     assert "in time.sleep at train.py:" in text
@@ -64,7 +66,7 @@ if RANK == 1:
     dist.distributed_c10d._get_default_store().wait(["shards"], timedelta(seconds=1))
 time.sleep(60)
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["role"]) == (1, "primary")
     assert "DistStoreError: wait timeout" in text
     assert "No rank had set these keys" in text
@@ -72,7 +74,7 @@ time.sleep(60)
 
 def test_a_failure_of_all_ranks_is_one_of_all_ranks(tmp_path: Path) -> None:
     program = f"{LATER}import flash_attention_9\n"
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["alike"]["subject"], cause["alike"]["ranks"]) == ("all 4 ranks", "0-3")
     assert "FAILED: all 4 ranks: ModuleNotFoundError: No module named 'flash_attention_9'" in text
     assert "The script was run by" in text
@@ -84,7 +86,7 @@ if NODE == 1:
     open("/scratch/of/this/node")
 time.sleep(60)
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["alike"]["scope"], cause["alike"]["ranks"], cause["node"]) == ("nodes", "2-3", "local1")
     assert "all ranks of local1: FileNotFoundError" in text
     assert "whether the other nodes' ranks would have failed so is not known" in text
@@ -101,7 +103,7 @@ for step in range(1, 40):
         open("/scratch/of/this/node")
 time.sleep(60)
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["alike"]["scope"], cause["alike"]["ranks"], cause["node"]) == ("nodes", "2-3", "local1")
     assert "all ranks of local1, and only these: FileNotFoundError" in text
 
@@ -126,14 +128,14 @@ sync()
 
 def test_ranks_that_wait_in_different_calls_are_shown_by_their_records(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
-    text = told(tmp_path, APART)[1]
+    text = cause_and_text(tmp_path, APART)[1]
     assert "rank 0 on local0 calls barrier #2 where ranks 1-3 call all_reduce #2 [1 float32]" in text
     assert "which is done" not in text
 
 
 def test_ranks_that_wait_for_each_other_at_different_places_are_two_parties_without_records_too(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install ftslurm[torch]")
-    text = told(tmp_path, APART, options=("--flight-recorder", "off"))[1]
+    text = cause_and_text(tmp_path, APART, options=("--flight-recorder", "off"))[1]
     assert "all 4 ranks" not in text
     parties = r"ranks 1-3 at train.py:\d+ in sync, rank 0 at train.py:\d+ in evaluate"
     assert re.search(f"the ranks waited at different places: {parties}", text), text
@@ -142,14 +144,14 @@ def test_ranks_that_wait_for_each_other_at_different_places_are_two_parties_with
 
 def test_an_option_of_ftslurm_behind_the_program_is_sent_before_it(tmp_path: Path) -> None:
     program = "import argparse\nargparse.ArgumentParser().parse_args()\n"
-    text = told(tmp_path, program, "--max-restarts", "3")[1]
+    text = cause_and_text(tmp_path, program, "--max-restarts", "3")[1]
     assert "unrecognized arguments: --max-restarts 3" in text
     assert "--max-restarts is an option of ftslurm: put it before the program" in text
 
 
 def test_an_abort_without_a_message_has_no_hint_to_read_one(tmp_path: Path) -> None:
     program = "import faulthandler\nfaulthandler.disable()\nif RANK == 1:\n    os.abort()\ntime.sleep(60)\n"
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["cause"]) == (1, "abort")
     assert "aborted without a message" in text
     assert "last lines of stderr" not in text
@@ -168,7 +170,7 @@ if RANK == 1:
     batches.get(timeout=1)
 time.sleep(60)
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["where"]["line"]) == (1, 13)
     assert "thread loader of rank 1 died at train.py:9: PermissionError: [Errno 13] Permission denied" in text
 
@@ -189,7 +191,7 @@ if RANK == 1:
     os._exit(3)
 time.sleep(60)
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["cause"]) == (1, "exit")
     assert 'its stdout ends with "patience exhausted, leaving"' in text
 
@@ -203,7 +205,7 @@ if RANK == 0:
     sys.exit(0)
 dist.all_reduce(torch.ones(1))
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["role"]) == (0, "primary")
     assert "rank 0 on local0 ended with exit code 0 while" in text
     assert "| ERROR:root:training aborted: the validation set is empty" in text
@@ -224,7 +226,7 @@ code = main()
 time.sleep(0.1 * RANK)
 sys.exit(code)
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert cause["cause"] == "exception"
     assert "KeyError: 20 (from its stderr)" in text
     assert "It printed nothing" not in text
@@ -242,17 +244,17 @@ if RANK == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(60)
 """
-    cause, text = told(tmp_path, program)
+    cause, text = cause_and_text(tmp_path, program)
     assert (cause["rank"], cause["cause"]) == (1, "sigkill")
     assert "killed by SIGKILL, sender unknown" in text
 
 
-def test_the_last_words_of_a_command_line_tool_explain_its_exit_code(tmp_path: Path) -> None:
+def test_the_last_line_of_a_command_line_tool_explains_its_exit_code(tmp_path: Path) -> None:
     program = """
 import subprocess
 if RANK == 2:
     subprocess.run(["tar", "-xf", "/no/such/archive.tar"], check=True)
 time.sleep(60)
 """
-    text = told(tmp_path, program)[1]
+    text = cause_and_text(tmp_path, program)[1]
     assert "tar: /no/such/archive.tar: Cannot open: No such file or directory" in text

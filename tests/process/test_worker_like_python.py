@@ -1,4 +1,4 @@
-"""A script must not be able to tell the worker from `python -u`, and neither must who reads its output."""
+"""Neither a script nor a reader of its output must be able to distinguish the worker from `python -u`."""
 
 from __future__ import annotations
 

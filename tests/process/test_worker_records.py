@@ -345,7 +345,7 @@ def test_the_worker_goes_with_its_agent(tmp_path: Path) -> None:
     command[command.index("--parent") + 1] = "AGENT"
     agent = (
         "import os, subprocess, time\n"
-        f"command = [str(os.getpid()) if word == 'AGENT' else word for word in {command!r}]\n"
+        f"command = [str(os.getpid()) if part == 'AGENT' else part for part in {command!r}]\n"
         "subprocess.Popen(command, start_new_session=True)\n"
         "time.sleep(60)\n"
     )

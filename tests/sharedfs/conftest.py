@@ -18,5 +18,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(name="clients")
 def _clients(request: pytest.FixtureRequest, tmp_path: Path) -> list[Client]:
     """The mounts of one filesystem, by the option."""
-    # With a default: pytest reads this file too late for its options when it is told to run all of tests/.
+    # With a default: pytest reads this file too late for its options when it runs all of tests/.
     return parse(request.config.getoption("--sharedfs", "local"), tmp_path)

@@ -37,7 +37,7 @@ class FaultyFileSystem(PosixFileSystem):
         rng: decides.
         die_at: the user is killed before the operation of this number (0: never).
         lose: this share of the changes is done, and reported as failed: as the client does that repeats the call and
-            hands on what the repetition said, or as the one that gives up.
+            returns the result of the repetition, or as the one that gives up.
     """
 
     def __init__(self, rng: random.Random, die_at: int, lose: float) -> None:
@@ -68,7 +68,7 @@ def write(directory: str, writer: str, tokens: int, die_at: int, lose: float) ->
     rng = random.Random(writer)
     cell = FencedCell(FaultyFileSystem(rng, die_at, lose), directory)
     newest = patiently(cell.get)
-    told: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     serial = 0
     while newest is None or newest.token < tokens:
         serial += 1
@@ -77,19 +77,19 @@ def write(directory: str, writer: str, tokens: int, die_at: int, lose: float) ->
         try:
             after, won = cell.set(value, token or None)
         except OSError as error:
-            say(RAISED, token + 1, serial, type(error).__name__, error.errno)
-            told[RAISED] += 1
+            report(RAISED, token + 1, serial, type(error).__name__, error.errno)
+            outcomes[RAISED] += 1
             after, won = patiently(cell.get), False
         else:
-            told[WON if won else LOST] += 1
-            say(WON if won else LOST, token + 1, serial)
+            outcomes[WON if won else LOST] += 1
+            report(WON if won else LOST, token + 1, serial)
         if after is not None and rng.random() < 0.25:
             thorough = rng.random() < 0.5
             after = patiently(lambda known=after, look=thorough: cell.get_newer(known.token, look)) or after
         if newest is not None and (after is None or after.token < newest.token):
-            say(BROKEN, f"saw token {newest.token}, then {after.token if after else None}")
+            report(BROKEN, f"saw token {newest.token}, then {after.token if after else None}")
         newest = after
-    say(END, dict(told))
+    report(END, dict(outcomes))
 
 
 def count(newest: Versioned | None) -> int:
@@ -107,9 +107,9 @@ def patiently(read: Any) -> Any:
     return read()
 
 
-def say(*words: object) -> None:
-    """Print one line at once: who is killed has said all that it was told."""
-    os.write(1, json.dumps(words).encode() + b"\n")
+def report(*values: object) -> None:
+    """Print one line at once: a killed writer has printed all results that it had."""
+    os.write(1, json.dumps(values).encode() + b"\n")
 
 
 def generations(directory: str) -> None:
@@ -118,15 +118,15 @@ def generations(directory: str) -> None:
     fs.refresh(directory)
     for name in sorted(fs.listdir(directory)):
         if name.startswith("."):
-            say(name, None, None)
+            report(name, None, None)
             continue
         content = json.loads(patiently(lambda name=name: fs.read(os.path.join(directory, name), 1 << 16)))
-        say(name, content, None if name == HINT else content["value"])
+        report(name, content, None if name == HINT else content["value"])
 
 
 @dataclass
-class Told:
-    """What one writer said, line by line, and whether it lived to the end."""
+class Outcome:
+    """What one writer printed, line by line, and whether it lived to the end."""
 
     writer: str
     lines: list[list[Any]]
@@ -141,13 +141,13 @@ class Audit:
     numbers: Counter[str] = field(default_factory=Counter)
 
 
-def audit(listing: Iterable[list[Any]], told: list[Told], tokens: int) -> Audit:
-    """Compare what the writers were told with what one client sees in the directory."""
+def audit(listing: Iterable[list[Any]], writers: list[Outcome], tokens: int) -> Audit:
+    """Compare the results that the writers got with what one client sees in the directory."""
     result = Audit()
     faults, numbers = result.faults, result.numbers
     authors = _check_generations(listing, tokens, result)
     claims: dict[int, list[tuple[str, int]]] = {}
-    for one in told:
+    for one in writers:
         excused = {line[2] for line in one.lines if line[0] == RAISED}
         serials = [line[2] for line in one.lines if line[0] in (WON, LOST, RAISED)]
         if one.died:
@@ -164,14 +164,14 @@ def audit(listing: Iterable[list[Any]], told: list[Told], tokens: int) -> Audit:
                 faults.append(f"{one.writer} won {token} with its try {serial}, which holds {authors.get(token)}")
         for token, (writer, serial) in authors.items():
             if writer == one.writer and serial not in won:
-                never_said = serial > max(serials, default=0)
-                numbers["published, then died" if never_said else "published and raised"] += 1
+                unreported = serial > max(serials, default=0)
+                numbers["published, then died" if unreported else "published and raised"] += 1
                 if serial not in excused:
-                    faults.append(f"{token} holds try {serial} of {writer}, which was told that it lost")
-    faults += [f"{token} was won by {len(who)}: {who}" for token, who in claims.items() if len(who) > 1]
-    strangers = {writer for writer, _ in authors.values()} - {one.writer for one in told}
+                    faults.append(f"{token} holds try {serial} of {writer}, which got the result that it lost")
+    faults += [f"{token} was won by {len(winners)}: {winners}" for token, winners in claims.items() if len(winners) > 1]
+    strangers = {writer for writer, _ in authors.values()} - {one.writer for one in writers}
     faults += [f"generations by unknown writers {strangers}"] if strangers else []
-    numbers["died"] = sum(one.died for one in told)
+    numbers["died"] = sum(one.died for one in writers)
     return result
 
 

@@ -18,7 +18,7 @@ class Client:
     via: tuple[str, ...] = ()
 
     def start(self, *command: str, output: Path) -> subprocess.Popen[bytes]:
-        """Start a command there whose output goes into a file here: nobody reads it meanwhile."""
+        """Start a command there whose output goes into a file here, which is not read meanwhile."""
         with output.open("wb") as file:
             return subprocess.Popen([*self.via, *command], stdout=file)
 
@@ -26,10 +26,10 @@ class Client:
         """Run a command there and return the lines of JSON that it printed."""
         returncode = self.start(*command, output=output).wait()
         assert returncode == 0, f"{command} ended with {returncode} on {self}"
-        return said(output)
+        return json_lines(output)
 
 
-def said(output: Path) -> list[Any]:
+def json_lines(output: Path) -> list[Any]:
     """Return the lines of JSON in a file, without a last one that is cut short."""
     with output.open("rb") as file:
         return [json.loads(line) for line in file if line.endswith(b"\n")]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import contended
 import pytest
-from contended import END, Told, audit
-from mounts import Client, said
+from contended import END, Outcome, audit
+from mounts import Client, json_lines
 
 SCRIPT = (sys.executable, "-B", str(Path(contended.__file__).resolve()))
 
@@ -30,11 +30,11 @@ def test_every_commit_is_won_by_exactly_one_writer_which_learns_it(
     name = f"ftslurm-contended-{os.urandom(4).hex()}"
     clients[0].run("mkdir", "-p", os.path.join(clients[0].path, name), output=tmp_path / "mkdir")
     began = time.monotonic()
-    told = increment(clients, name, commits, writers, lose, seed, tmp_path)
+    outcomes = increment(clients, name, commits, writers, lose, seed, tmp_path)
     seconds = time.monotonic() - began
     for i, client in enumerate(dict.fromkeys(clients)):
         listing = client.run(*SCRIPT, "list", os.path.join(client.path, name), output=tmp_path / f"list{i}")
-        result = audit(listing, told, commits)
+        result = audit(listing, outcomes, commits)
         with capsys.disabled():
             print(f"\n{client.path}: {commits} commits in {seconds:.1f} s, {commits / seconds:.0f}/s, {result.numbers}")
         assert not result.faults, f"seed {seed}, {len(result.faults)} faults: {result.faults[:10]}"
@@ -44,7 +44,7 @@ def test_every_commit_is_won_by_exactly_one_writer_which_learns_it(
 
 def increment(
     clients: list[Client], name: str, commits: int, writers: int, lose: float, seed: int, outputs: Path
-) -> list[Told]:
+) -> list[Outcome]:
     """Let `writers` processes on all clients make `commits` commits; every fourth is killed on the way."""
     rng = random.Random(seed)
     processes = []
@@ -56,14 +56,14 @@ def increment(
         output = outputs / f"w{i:02d}"
         command = (*SCRIPT, "write", place, output.name, str(commits), die_at, str(lose))
         processes.append((client.start(*command, output=output), output))
-    told = []
+    outcomes = []
     for i, (process, output) in enumerate(processes):
         process.wait()
-        lines = said(output)
+        lines = json_lines(output)
         died = not lines or lines[-1][0] != END
         assert not died or i % 4 == 3, f"{output.name} did not come to its end (seed {seed}), last: {lines[-3:]}"
-        told.append(Told(output.name, lines, died))
-    return told
+        outcomes.append(Outcome(output.name, lines, died))
+    return outcomes
 
 
 def test_the_audit_finds_what_is_wrong() -> None:
@@ -75,12 +75,12 @@ def test_the_audit_finds_what_is_wrong() -> None:
         ]
 
     good = [generation(1, "a", 1, "w", 1), generation(2, "b", 2, "v", 2)]
-    w = Told("w", [["won", 1, 1], ["lost", 2, 2]], died=False)
-    v = Told("v", [["lost", 1, 1], ["won", 2, 2]], died=False)
+    w = Outcome("w", [["won", 1, 1], ["lost", 2, 2]], died=False)
+    v = Outcome("v", [["lost", 1, 1], ["won", 2, 2]], died=False)
     assert audit(good, [w, v], 2).faults == []
     cases = {
-        "won by 2": (good, [w, Told("v", [["won", 1, 1], ["won", 2, 2]], died=False)], 2),
-        "told that it lost": (good, [w, Told("v", [["lost", 1, 1], ["lost", 2, 2]], died=False)], 2),
+        "won by 2": (good, [w, Outcome("v", [["won", 1, 1], ["won", 2, 2]], died=False)], 2),
+        "got the result that it lost": (good, [w, Outcome("v", [["lost", 1, 1], ["lost", 2, 2]], died=False)], 2),
         "holds None": (good[:1], [w, v], 1),
         "expected generations 1 to 3": (good, [w, v], 3),
         "nonce a is in 2": ([good[0], generation(2, "a", 2, "v", 2)], [w, v], 2),
@@ -90,7 +90,7 @@ def test_the_audit_finds_what_is_wrong() -> None:
     }
     for fault, case in cases.items():
         assert fault in "; ".join(audit(*case).faults), fault
-    dead = Told("v", [["lost", 1, 1]], died=True)
+    dead = Outcome("v", [["lost", 1, 1]], died=True)
     assert audit(good, [w, dead], 2).faults == []
-    unsure = Told("v", [["lost", 1, 1], ["raised", 2, 2, "OSError", 5]], died=False)
+    unsure = Outcome("v", [["lost", 1, 1], ["raised", 2, 2, "OSError", 5]], died=False)
     assert audit(good, [w, unsure], 2).faults == []

@@ -42,7 +42,7 @@ class Job:
                 break
             # A busy controller does not always answer.
             time.sleep(0.5)
-        return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+        return dict(field.split("=", 1) for field in done.stdout.split() if "=" in field)
 
     @property
     def output(self) -> str:
@@ -69,8 +69,8 @@ class Job:
         self.lab.until(lambda: text in self.output, seconds, lambda: f"{text!r} in\n{self.explain()}")
 
     def node_record(self, node: str) -> dict[str, object]:
-        word: dict[str, object] = json.loads((self.run_dir / "nodes" / f"{node}.json").read_text())
-        return word
+        record: dict[str, object] = json.loads((self.run_dir / "nodes" / f"{node}.json").read_text())
+        return record
 
     def explain(self) -> str:
         facts = self.facts()
@@ -87,19 +87,19 @@ class Lab:
         self.environment = environment
         self.nodes = [f"{prefix}{i}" for i in range(1, nodes + 1)]
 
-    def command(self, *words: str, cwd: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
+    def command(self, *argv: str, cwd: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=check
+            argv, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=check
         )
 
-    def lab(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.command(str(ROOT / "scripts" / "slurm-lab"), *words)
+    def lab(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.command(str(ROOT / "scripts" / "slurm-lab"), *arguments)
 
     def submit(self, directory: Path, body: str, *options: str, nodes: int = 2) -> Job:
         script = directory / "job.sbatch"
         script.write_text(f"#!/bin/bash\n{body}\n")
-        words = ["sbatch", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
-        done = self.command(*words, *options, str(script), cwd=directory)
+        argv = ["sbatch", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
+        done = self.command(*argv, *options, str(script), cwd=directory)
         assert done.returncode == 0, done.stderr
         return Job(self, done.stdout.strip().partition(";")[0], directory)
 

@@ -52,7 +52,7 @@ def test_a_failed_job_of_plain_srun_is_explained(lab: Lab, work: Path, how: str,
     assert f"job {job.id} FAILED" in flat
 
 
-def test_a_cancelled_job_is_said_to_be_cancelled(lab: Lab, work: Path) -> None:
+def test_a_cancelled_job_is_reported_as_cancelled(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text(TRAIN)
     job = lab.submit(work, "srun python3 train.py hang")
     lab.until(lambda: len(list(work.glob("up.*"))) == 2, 40, job.explain)

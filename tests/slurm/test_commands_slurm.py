@@ -31,14 +31,14 @@ def submit(lab: Lab, work: Path, *options: str, arguments: tuple[str, ...] = (),
     (work / "train.py").write_text(TRAIN)
     script = work / "job.sbatch"
     script.write_text(f"#!/bin/bash\n{BODY}\n")
-    words = ["sbatch", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
-    done = lab.command(*words, *options, str(script), *arguments, cwd=work)
+    argv = ["sbatch", "--parsable", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
+    done = lab.command(*argv, *options, str(script), *arguments, cwd=work)
     assert done.returncode == 0, done.stderr
     return Job(lab, done.stdout.strip().partition(";")[0], work)
 
 
-def ftslurm(lab: Lab, work: Path, *words: str) -> str:
-    done = lab.command("ftslurm", *words, cwd=work)
+def ftslurm(lab: Lab, work: Path, *arguments: str) -> str:
+    done = lab.command("ftslurm", *arguments, cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

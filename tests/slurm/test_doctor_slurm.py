@@ -12,7 +12,7 @@ def test_srun_on_three_nodes_prints_one_table_with_three_nodes(lab: Lab, work: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ftslurm doctor:") == 1, done.stdout
     assert f"{work}: fine" in done.stdout and "(3 nodes, " in done.stdout, done.stdout
-    rows = [words[0] for line in done.stdout.splitlines() if (words := line.split()) and words[0] in lab.nodes]
+    rows = [fields[0] for line in done.stdout.splitlines() if (fields := line.split()) and fields[0] in lab.nodes]
     assert sorted(rows) == sorted(lab.nodes), done.stdout
     assert list(work.iterdir()) == []
 

@@ -17,9 +17,9 @@ from tests.slurm.conftest import Lab
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_an_example_goes_on_after_a_killed_rank(lab: Lab, work: Path, example: Example) -> None:
     need(example.needs, example.compiles)
-    words = " ".join(example.arguments(400))
+    program_arguments = " ".join(example.arguments(400))
     exports = " ".join(f"{name}='{value}'" for name, value in PLAIN.items())
-    body = f"export {exports}\nexec ftsrun --nproc-per-node 1 --health off {example.path} {words}"
+    body = f"export {exports}\nexec ftsrun --nproc-per-node 1 --health off {example.path} {program_arguments}"
     job = lab.submit(work, body)
     lab.until(lambda: any(work.glob(example.first)), 180, job.explain)
     os.kill(rank(work, 1), signal.SIGKILL)

@@ -52,11 +52,11 @@ def parent_of(pid: str) -> int:
 class Terminal:
     """A command on a terminal of its own, as salloc has it."""
 
-    def __init__(self, lab: Lab, work: Path, *words: str) -> None:
+    def __init__(self, lab: Lab, work: Path, *argv: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.chdir(work)
-            os.execvpe(words[0], words, lab.environment)
+            os.execvpe(argv[0], argv, lab.environment)
         self.text = ""
 
     def read(self, seconds: float) -> bool:
@@ -111,11 +111,11 @@ def test_scancel_of_a_script_without_exec(lab: Lab, train: Path, traps: bool) ->
     up(lab, train, job)
     lab.command("scancel", job.id, check=True)
     assert job.wait() == "CANCELLED", job.explain()
-    said = "was stopped: cancelled by a user"
-    assert (said in job.output, "after 143" in job.output) == (traps, traps), job.explain()
+    expected = "was stopped: cancelled by a user"
+    assert (expected in job.output, "after 143" in job.output) == (traps, traps), job.explain()
     assert ("put this line before it: trap : TERM" in job.output) != traps
     report = lab.command("ftslurm", "report", job.id, cwd=train)
-    assert said in report.stdout and "job exit code 143; no rank is to blame" in " ".join(report.stdout.split())
+    assert expected in report.stdout and "job exit code 143; no rank is to blame" in " ".join(report.stdout.split())
     shown = lab.command("ftslurm", "status", job.id, cwd=train).stdout
     assert "no save recorded" in " ".join(shown.split()) and f"job {job.id} is CANCELLED" in shown
 
@@ -146,8 +146,8 @@ def test_scancel_full_leaves_the_ranks_their_grace(lab: Lab, train: Path) -> Non
 def test_a_heterogeneous_job_uses_its_first_component_and_prints_that(lab: Lab, train: Path) -> None:
     (train / "finish").touch()
     (train / "job.sbatch").write_text("#!/bin/bash\nexec ftsrun --health off train.py\n")
-    words = ["sbatch", "--parsable", "--output=slurm-%j.out", "--nodes=1", ":", "--nodes=1", "job.sbatch"]
-    done = lab.command(*words, cwd=train)
+    argv = ["sbatch", "--parsable", "--output=slurm-%j.out", "--nodes=1", ":", "--nodes=1", "job.sbatch"]
+    done = lab.command(*argv, cwd=train)
     assert done.returncode == 0, done.stderr
     job = Job(lab, done.stdout.strip(), train)
     job.until_output("succeeded: 1 round, 1 node", 60)
@@ -178,7 +178,7 @@ def test_a_killed_srun_leaves_a_report_that_does_not_call_the_run_running(lab: L
     up(lab, train, job)
     lines = [line.split() for line in lab.processes(f"SLURM_JOB_ID={job.id}")]
     # There are two: the second one waits for the death of the first, and ends the step then.
-    sruns = {int(words[0]): parent_of(words[0]) for words in lines if Path(words[1]).name == "srun"}
+    sruns = {int(fields[0]): parent_of(fields[0]) for fields in lines if Path(fields[1]).name == "srun"}
     os.kill(next(pid for pid, parent in sruns.items() if parent not in sruns), signal.SIGKILL)
     assert job.wait(60) == "FAILED", job.explain()
     assert "its step is over: srun ended with code 137 (SIGKILL)" in " ".join(job.output.split()), job.output
@@ -203,8 +203,8 @@ def test_a_run_directory_that_vanishes_is_no_wrong_usage_and_the_agents_report_f
     assert job.wait(90) == "FAILED", job.explain()
     assert job.facts()["ExitCode"] == "1:0", job.explain()
     assert "is no longer readable" in job.output, job.output
-    for words in ("rank 0 on", "ValueError: boom", "step 7"):
-        assert words in job.output, job.output
+    for expected in ("rank 0 on", "ValueError: boom", "step 7"):
+        assert expected in job.output, job.output
 
 
 def test_a_run_directory_elsewhere_is_found_by_the_job_id_through_a_link_beside_the_output(
@@ -222,5 +222,5 @@ def test_a_job_that_was_refused_before_its_start_is_reported_by_slurm(lab: Lab, 
     job = lab.submit(work, "exec ftsrun nothere.py", nodes=1)
     assert job.wait(60) == "FAILED", job.explain()
     printed = lab.command("ftslurm", "report", job.id, cwd=Path("/")).stdout
-    for words in (f"job {job.id} FAILED", "exit code 2:0", f"slurm-{job.id}.out", "nothere.py: no such script"):
-        assert words in printed, printed
+    for expected in (f"job {job.id} FAILED", "exit code 2:0", f"slurm-{job.id}.out", "nothere.py: no such script"):
+        assert expected in printed, printed

@@ -44,7 +44,7 @@ def ranks(work: Path, round_: int) -> dict[int, str]:
     return {int(rank): node for _, _, rank, node in found}
 
 
-def said(job: Job, node: str) -> dict[str, Any]:
+def node_record(job: Job, node: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((job.run_dir / "nodes" / f"{node}.json").read_text())
     return found
 
@@ -59,7 +59,7 @@ def test_unhealthy_nodes_are_left_out_ranks_stay_and_the_report_has_the_reason(l
     # h1 is sick before the start.
     lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
     assert ranks(work, 1) == {0: "h2", 1: "h3"}
-    assert "the fan stands still" in said(job, "h1")["unhealthy"]
+    assert "the fan stands still" in node_record(job, "h1")["unhealthy"]
 
     # h3 gets sick: its rank crashes, and its check says why.
     (work / "sick.h3").write_text("the disk is worn out\n")
@@ -95,7 +95,7 @@ def test_a_node_that_is_mended_is_a_spare_again(lab: Lab, work: Path) -> None:
     job = lab.submit(work, f"exec ftsrun {options} train.py", nodes=3)
     lab.until(lambda: len(ranks(work, 1)) == 2, 60, job.explain)
     (work / "sick.h1").unlink()
-    lab.until(lambda: said(job, "h1")["unhealthy"] is None, 30, job.explain)
+    lab.until(lambda: node_record(job, "h1")["unhealthy"] is None, 30, job.explain)
     (work / "die.h3").touch()
     lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
     (work / "finish").touch()
@@ -107,4 +107,4 @@ def test_without_health_checks_nothing_is_checked(lab: Lab, work: Path) -> None:
     (work / "train.py").write_text("import os")
     job = lab.submit(work, "exec ftsrun --health off train.py", nodes=2)
     assert job.wait(60) == "COMPLETED", job.explain()
-    assert said(job, "h1")["health"] is None
+    assert node_record(job, "h1")["health"] is None

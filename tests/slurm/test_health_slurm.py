@@ -18,7 +18,7 @@ from tests.slurm.conftest import Job, Lab
 FINE = "host-versions"
 """A check that finds nothing wrong on any machine."""
 
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+WITHOUT_RIGHTS = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 def node_facts(lab: Lab, node: str) -> tuple[str, str]:
@@ -65,8 +65,8 @@ def configure(lab: Lab, work: Path) -> Iterator[Callable[..., None]]:
 
 def test_srun_on_three_nodes_prints_one_table_and_the_unhealthy_one_is_on_top(lab: Lab, work: Path) -> None:
     own = '[ "$SLURMD_NODENAME" = t2 ] && { echo 1 fan of 6 turns; exit 2; }; echo 6 fans turn'
-    words = ("srun", "-N3", "--ntasks-per-node=1", "ftslurm", "health", FINE, "own", "--command", own)
-    done = lab.command(*words, cwd=work)
+    argv = ("srun", "-N3", "--ntasks-per-node=1", "ftslurm", "health", FINE, "own", "--command", own)
+    done = lab.command(*argv, cwd=work)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count("ftslurm health:") == 1, done.stdout
     head, top, *_ = done.stdout.splitlines()
@@ -185,13 +185,13 @@ def test_root_drains_a_node_once_and_existing_reasons_stay(
 
 
 def test_a_user_may_not_drain_and_gets_the_reason(lab: Lab, work: Path) -> None:
-    def as_nobody(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
-        return run_command([*NOBODY, *command], env, timeout_s)
+    def unprivileged(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Answer:
+        return run_command([*WITHOUT_RIGHTS, *command], env, timeout_s)
 
     # The lab's directory is root's alone.
     Path(lab.environment["SLURM_CONF"]).parents[1].chmod(0o711)
     with pytest.raises(SlurmRefused, match="may not drain t2: expected root, SlurmUser or an operator"):
-        CommandSlurm(lab.environment, run=as_nobody).drain("t2", "x")
+        CommandSlurm(lab.environment, run=unprivileged).drain("t2", "x")
     assert is_untouched(lab, "t2")
 
 
@@ -199,7 +199,7 @@ def test_a_user_may_not_drain_and_gets_the_reason(lab: Lab, work: Path) -> None:
 
 
 def hook(work: Path, lab: Lab, mode: str, *options: str) -> Path:
-    """Write what the help tells sites to write: Slurm gives its programs next to no environment."""
+    """Write what the help recommends to sites: Slurm gives its programs next to no environment."""
     ftslurm = lab.command("which", "ftslurm").stdout.strip()
     own = f"test -e {work}/sick-$SLURMD_NODENAME && {{ echo a fan is missing; exit 2; }}; echo fine"
     script = work / mode

@@ -47,12 +47,12 @@ for step in range(4000):
     for peer in peers:
         if rank == 0:
             peer.sendall(b"!" if last else b".")
-        word = peer.recv(1)
-        if not word:
+        byte = peer.recv(1)
+        if not byte:
             raise ConnectionError("Connection closed by peer")
         if rank:
-            peer.sendall(word)
-            last = word == b"!"
+            peer.sendall(byte)
+            last = byte == b"!"
     if last:
         break
     time.sleep(0.05)
@@ -73,7 +73,7 @@ def state(job: Job) -> dict[str, Any]:
 
 
 def trained(work: Path, steps: int) -> bool:
-    """Tell whether both ranks have made so many steps."""
+    """Return whether both ranks have made so many steps."""
     found = [path.read_text() for path in work.glob("step.*")]
     return len(found) == 2 and all(int(text or 0) >= steps for text in found)
 

@@ -79,7 +79,7 @@ def test_the_batch_host_may_die_and_the_job_still_ends_with_a_report(lab: Lab, w
         lab.until(lambda: len(ranks(work, 2)) == 2, 60, job.explain)
         assert set(ranks(work, 2).values()) == {"t2", "t3"}
         (work / "finish").touch()
-        # Nobody is left to wait for: the batch script died with its node, so the agents end the job themselves.
+        # No process is left to wait for: the batch script died with its node, so the agents end the job themselves.
         lab.until(lambda: job.state not in ("RUNNING", "COMPLETING"), 60, job.explain)
         assert state(job)["closed"]["outcome"] == "succeeded"
         assert "succeeded after 1" in job.output, job.output

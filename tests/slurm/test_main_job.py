@@ -70,7 +70,7 @@ def test_a_used_up_budget_fails_the_job_and_the_report_names_rank_node_exception
 
 
 ORPHANS = """
-# What data-loader processes do to a cluster: a child in a session of its own that nobody waits for.
+# What data-loader processes do to a cluster: a child in a session of its own that no process waits for.
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 train(2000 if first else 3)
 """
@@ -176,7 +176,7 @@ def test_each_task_of_an_array_is_a_run_of_its_own(lab: Lab, work: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         ("", "program"),
         ("nothere.py", "nothere.py: no such script"),
@@ -188,13 +188,13 @@ def test_each_task_of_an_array_is_a_run_of_its_own(lab: Lab, work: Path) -> None
     ],
 )
 def test_bad_input_gives_one_line_and_code_2_and_starts_nothing(
-    lab: Lab, work: Path, arguments: str, words: str
+    lab: Lab, work: Path, arguments: str, expected: str
 ) -> None:
     script(work, "train(1)")
     job = lab.submit(work, f"exec ftsrun {arguments}")
     assert job.wait() == "FAILED"
     assert job.facts()["ExitCode"] == "2:0", job.explain()
-    assert words in job.output, job.output
+    assert expected in job.output, job.output
     if arguments:
         assert len(job.output.splitlines()) == 1, job.output
 

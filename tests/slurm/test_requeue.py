@@ -267,7 +267,7 @@ def test_a_preempted_job_is_requeued_and_goes_on(lab: Lab, work: Path, preemptin
     lab.command("scontrol", "update", "PartitionName=lab", f"PreemptMode={mode}", f"GraceTime={grace}", check=True)
     job = submit(lab, work, "--requeue", nodes=3)
     trained(lab, job, 20)
-    words = (
+    argv = (
         "sbatch",
         "--parsable",
         "--partition=high",
@@ -276,7 +276,7 @@ def test_a_preempted_job_is_requeued_and_goes_on(lab: Lab, work: Path, preemptin
         "--output=/dev/null",
         "--wrap=true",
     )
-    lab.command(*words, cwd=work, check=True)
+    lab.command(*argv, cwd=work, check=True)
     started_again(lab, job, 2)
     (verdict,) = records(job, "verdict")
     assert verdict["action"] == ("by-slurm" if grace == 0 else "requeue"), verdict
@@ -304,8 +304,8 @@ def chain(lab: Lab, work: Path, number: int) -> list[Job]:
     (work / "train.py").write_text(TRAIN)
     script = work / "lm.sbatch"
     script.write_text(f"#!/bin/bash\nunset FTSLURM_REQUEUE\nexec ftsrun {OPTIONS} --max-restarts 0 train.py\n")
-    words = ["--nodes=1", "--no-kill", "--open-mode=append", "--time=2", str(script)]
-    done = lab.command("ftslurm", "chain", "--run-id=lm", str(number), *words, cwd=work)
+    arguments = ["--nodes=1", "--no-kill", "--open-mode=append", "--time=2", str(script)]
+    done = lab.command("ftslurm", "chain", "--run-id=lm", str(number), *arguments, cwd=work)
     assert done.returncode == 0, done.stderr
     ids = done.stdout.removeprefix("jobs ").partition(" of run lm")[0].split(", ")
     jobs = [Job(lab, job_id, work) for job_id in ids]

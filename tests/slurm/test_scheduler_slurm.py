@@ -39,8 +39,8 @@ def test_the_output_of_a_cancelled_job_names_the_cancellation(lab: Lab, work: Pa
     job.until_output(f"job-{job.id} was stopped: cancelled by ")
     assert job.wait() == "CANCELLED"
     assert "no rank is to blame" in job.output
-    said = json.loads((job.run_dir / "attempts" / f"{job.id}.0" / "scheduler.json").read_text())
-    assert (said["job_id"], said["problem"]) == (job.id, None)
+    record = json.loads((job.run_dir / "attempts" / f"{job.id}.0" / "scheduler.json").read_text())
+    assert (record["job_id"], record["problem"]) == (job.id, None)
 
 
 def test_a_sigterm_by_which_slurm_ends_nothing_is_not_called_a_cancellation(lab: Lab, work: Path) -> None:

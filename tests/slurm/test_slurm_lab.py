@@ -26,9 +26,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
     environment |= {"SLURMLAB_DIR": str(where), "SLURMLAB_PREFIX": prefix}
 
-    def run(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [SCRIPT, *words], env=environment | changes, capture_output=True, text=True, timeout=600, check=False
+            [SCRIPT, *arguments], env=environment | changes, capture_output=True, text=True, timeout=600, check=False
         )
 
     yield run
@@ -59,7 +59,7 @@ def test_no_command_prints_the_usage_as_an_error(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("arguments", "named"),
     [
         (["begin"], "unknown command 'begin'"),
         (["up", "0"], "'0'"),
@@ -79,8 +79,8 @@ def test_no_command_prints_the_usage_as_an_error(lab: Lab) -> None:
         (["exec", "n1"], "a command"),
     ],
 )
-def test_a_wrong_argument_is_refused_in_one_line_that_names_it(lab: Lab, words: list[str], named: str) -> None:
-    assert named in refused(lab(*words))
+def test_a_wrong_argument_is_refused_in_one_line_that_names_it(lab: Lab, arguments: list[str], named: str) -> None:
+    assert named in refused(lab(*arguments))
 
 
 @pytest.mark.parametrize("path", ["relative", "/tmp/" + "x" * 80])
@@ -131,9 +131,9 @@ def test_a_lab_runs_jobs_loses_and_regains_its_node_and_leaves_nothing(lab: Lab)
     directory = Path(config).parent
     node = (directory / "nodes").read_text().strip()
 
-    def slurm(*words: str) -> str:
+    def slurm(*argv: str) -> str:
         done = subprocess.run(
-            words, env=dict(os.environ, SLURM_CONF=config), capture_output=True, text=True, timeout=60, check=False
+            argv, env=dict(os.environ, SLURM_CONF=config), capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done
         return done.stdout.strip()
@@ -292,9 +292,9 @@ def test_a_job_survives_that_slurms_daemons_are_killed_and_started_again(
     first, _ = network
     config = lab("env").stdout.removeprefix("export SLURM_CONF=").strip()
 
-    def slurm(*words: str) -> str:
+    def slurm(*argv: str) -> str:
         environment = dict(os.environ, SLURM_CONF=config)
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False).stdout
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False).stdout
 
     go_on = tmp_path / "go on"
     wait = f"until [ -e '{go_on}' ]; do sleep 0.1; done"
@@ -316,7 +316,7 @@ def slurmd_port(lab: Lab, node: str) -> str:
     """A port on which that node listens."""
     config = Path(lab("env").stdout.removeprefix("export SLURM_CONF=").strip()).read_text()
     (line,) = (line for line in config.splitlines() if line.startswith(f"NodeName={node} "))
-    return dict(word.split("=", 1) for word in line.split())["Port"]
+    return dict(field.split("=", 1) for field in line.split())["Port"]
 
 
 def runs(pid: int) -> bool:

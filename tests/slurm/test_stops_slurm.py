@@ -109,10 +109,12 @@ def interrupted(job: Job, end: str, code: str, what: str = "") -> int:
     """Check all that is to be true of a stopped job; return the step at which its ranks left."""
     assert (job.wait(90), job.facts()["ExitCode"]) == (end, code), job.explain()
     step = saved_together(job)
-    told = closed(job)
-    assert told["reason"].startswith("interrupted: ") and f"; saved at step {step} (" in told["reason"], told
-    assert told["exit_code"] == INTERRUPTED, told
-    assert what in told["reason"], told
+    end_of_run = closed(job)
+    assert end_of_run["reason"].startswith("interrupted: ") and f"; saved at step {step} (" in end_of_run["reason"], (
+        end_of_run
+    )
+    assert end_of_run["exit_code"] == INTERRUPTED, end_of_run
+    assert what in end_of_run["reason"], end_of_run
     text = report(job)
     assert f"saved at step {step}" in text, text
     assert "interrupted" in text, text
@@ -163,8 +165,8 @@ def test_ranks_that_ignore_sigterm_are_killed_within_the_grace(lab: Lab, work: P
 
 
 def preempt(lab: Lab, work: Path) -> None:
-    words = ("sbatch", "--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
-    lab.command(*words, cwd=work, check=True)
+    argv = ("sbatch", "--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
+    lab.command(*argv, cwd=work, check=True)
 
 
 @pytest.mark.parametrize(("mode", "grace", "save_s"), [("REQUEUE", 0, 1), ("REQUEUE", 20, 8), ("CANCEL", 20, 8)])
@@ -199,7 +201,7 @@ def test_a_preempted_job_uses_its_grace_to_save_and_resumes_there(
 
 
 @pytest.mark.parametrize(
-    ("words", "end", "code"),
+    ("options", "end", "code"),
     [
         ((), "CANCELLED", "75:0"),
         (("--signal=TERM",), "FAILED", "75:0"),
@@ -213,10 +215,12 @@ def test_a_preempted_job_uses_its_grace_to_save_and_resumes_there(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_scancel_stops_all_ranks_at_one_step(lab: Lab, work: Path, words: tuple[str, ...], end: str, code: str) -> None:
+def test_scancel_stops_all_ranks_at_one_step(
+    lab: Lab, work: Path, options: tuple[str, ...], end: str, code: str
+) -> None:
     job = submit(lab, work)
     up(job)
-    lab.command("scancel", *words, job.id, check=True)
+    lab.command("scancel", *options, job.id, check=True)
     interrupted(job, end, code)
 
 

@@ -26,15 +26,15 @@ exec "$@"
 """
 PYXIS = """\
 #!/bin/bash
-words=()
-for word in "$@"; do
-  case $word in
-    --container-image=*) export IN_IMAGE=${word##*/} ;;
+arguments=()
+for argument in "$@"; do
+  case $argument in
+    --container-image=*) export IN_IMAGE=${argument##*/} ;;
     --container-mounts=* | --container-workdir=*) ;;
-    *) words+=("$word") ;;
+    *) arguments+=("$argument") ;;
   esac
 done
-exec REAL "${words[@]}"
+exec REAL "${arguments[@]}"
 """
 
 

@@ -391,7 +391,7 @@ RESEMBLING = [
     ("a script's own type Unsupported", raised("Unsupported", "format 3", "readers"), "exception"),
     ("an image that the script logs", ended(3, tail="FATAL: image 5 cannot be decoded\n"), "exit"),
     ("a mount that the script logs", ended(3, tail="[ERROR] mount point of the camera\n"), "exit"),
-    ("a script's own word for a damaged checkpoint", raised("KeyError", "'checkpoint corrupt'"), "exception"),
+    ("a script's own name for a damaged checkpoint", raised("KeyError", "'checkpoint corrupt'"), "exception"),
     (
         "a queue that ended",
         raised("EOFError", "Ran out of input", files=("/usr/lib/python3.11/multiprocessing/queues.py",)),
@@ -405,7 +405,7 @@ RESEMBLING = [
     ("a warning of NCCL before another failure", raised("ValueError", "boom", nccl_warnings=(IB,)), "exception"),
     ("a user's message about collectives", raised("ValueError", "cannot find collectives"), "exception"),
     ("a line of a container long before the end", ended(3, tail="pyxis: importing image\n" + "step\n" * 1000), "exit"),
-    ("the word fatal", ended(3, tail="FATAL: no label\n"), "exit"),
+    ("FATAL in a log line", ended(3, tail="FATAL: no label\n"), "exit"),
     ("an abort with an ERROR line about HSA", signal("SIGABRT", tail="INFO: set HSA_OVERRIDE\n"), "abort"),
     ("free() in a log line", signal("SIGABRT", tail="INFO free(): all buffers\n"), "abort"),
     ("a dictionary's state", raised("KeyError", "'state_dict'"), "exception"),

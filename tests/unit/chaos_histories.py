@@ -1,4 +1,4 @@
-"""Histories of jobs under scripts/chaos, told by hand: a good one, and ways to change it."""
+"""Histories of jobs under scripts/chaos, written by hand: a good one, and ways to change it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def failed(
     number: int = 1,
     nodes: tuple[str, ...] = (),
 ) -> PastRound:
-    first = FirstFailure(cause, f"{cause}, as told", rank, node, nodes or (node,))
+    first = FirstFailure(cause, f"{cause}, as recorded", rank, node, nodes or (node,))
     return PastRound(number, "7.0", "failed", "as decided", at(seconds), NODES[:4], first)
 
 

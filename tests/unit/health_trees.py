@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 HOST_BRIDGE = "pci0000:17"
-"""Where devices sit when nothing else is said."""
+"""Where devices sit when nothing else is given."""
 
 
 class Tree:

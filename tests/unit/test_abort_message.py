@@ -1,4 +1,4 @@
-"""What a C or C++ runtime says before it aborts stands in the first line of the report, and nobody else's words do."""
+"""What a C or C++ runtime prints before it aborts stands in the first line of the report, and no other text does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THROWN = "terminate called after throwing an instance of"
 
 
 @pytest.mark.parametrize(
-    ("tail", "words"),
+    ("tail", "expected"),
     [
         (f"{THROWN} 'std::runtime_error'\n  what():  boom\n", "std::runtime_error: boom"),
         (f"{THROWN} 'c10::Error'\n  what():  CUDA error: x\nmore of it\nframe #0\n", "c10::Error: CUDA error: x"),
@@ -40,8 +40,8 @@ THROWN = "terminate called after throwing an instance of"
         ("", ""),
     ],
 )
-def test_a_runtimes_abort_message_is_found_at_the_starts_of_lines(tail: str, words: str) -> None:
-    assert abort_message(f"step 1\n{tail}") == words
+def test_a_runtimes_abort_message_is_found_at_the_starts_of_lines(tail: str, expected: str) -> None:
+    assert abort_message(f"step 1\n{tail}") == expected
 
 
 def test_a_long_message_is_cut_and_long_output_costs_no_time() -> None:

@@ -68,7 +68,7 @@ def test_the_note_on_the_other_tasks_is_not_part_of_the_json(runs: Path, capsys:
     assert json.loads(capsys.readouterr().out)["run"]["id"] == "job-22_2"
 
 
-def test_a_task_is_shown_without_a_word_about_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_is_shown_without_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argument in ("22_3", "24"):
         assert cli.main(["status", argument]) == 0
         out, err = capsys.readouterr()

@@ -64,7 +64,7 @@ def test_no_more_is_read_ahead_than_two_chunks() -> None:
         assert len(begun) == PROBES + ahead * CHUNK
 
 
-def test_who_stops_taking_results_leaves_no_thread_waiting() -> None:
+def test_a_caller_that_stops_taking_results_leaves_no_thread_waiting() -> None:
     clock = ticks(2 * SLOW_S)
     before = threading.active_count()
     held = threading.Event()

@@ -1,4 +1,4 @@
-"""Each cause: what it is told by, what only looks like it, and what follows from it."""
+"""Each cause: what it is recognised by, what only looks like it, and what follows from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ AT_LIMIT = HostResources(
 )
 HOST_RAN_OUT = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False), least_available=GIB)
 KILLED_FOR_MEMORY = replace(AT_LIMIT, oom=OomKills(1, 1, 12.0, at_limit=False))
-NOBODY_COUNTED = HostResources(OomKills(0, 0, 12.0), node_oom_kills=3)
+NO_KILL_COUNTED = HostResources(OomKills(0, 0, 12.0), node_oom_kills=3)
 LONG_AGO = HostResources(OomKills(0, 2, 12.0))
 FULL_SHM = HostResources(spaces=(Space("/dev/shm", 60 << 20, 64 << 20, least_free=0),))
 ROOMY = HostResources(spaces=(Space("/dev/shm", 60 << 20, 64 << 20), Space("/tmp", 0, 10 << 20)))
@@ -254,10 +254,10 @@ CASCADES = [
     *FOLLOWING,
 ]
 DECOYS = [
-    ("the word OOM in a log line", signal("SIGKILL", tail="INFO OOM score adjusted\nout of memory? no\n"), "sigkill"),
+    ("OOM in a log line", signal("SIGKILL", tail="INFO OOM score adjusted\nout of memory? no\n"), "sigkill"),
     ("a program's own choice of a code", ended(139, tail="loader: checksum mismatch in shard 7\n"), "exit"),
     ("a user who prints Killed", ended(1, tail="Killed\n"), "exit"),
-    ("a kill that the counter does not know", signal("SIGKILL", host_resources=NOBODY_COUNTED), "sigkill"),
+    ("a kill that the counter does not know", signal("SIGKILL", host_resources=NO_KILL_COUNTED), "sigkill"),
     ("a kill for memory long before", signal("SIGKILL", host_resources=LONG_AGO), "sigkill"),
     ("a kill for memory, but another end", signal("SIGSEGV", host_resources=KILLED_FOR_MEMORY), "segfault"),
     ("a bus error with room in /dev/shm", signal("SIGBUS", host_resources=ROOMY), "bus-error"),
@@ -299,7 +299,7 @@ DECOYS = [
     ("exit code 2 late", usage("/usr/lib/python3.11/argparse.py", step=7), "system-exit"),
     ("a file of the script, named like a module", usage("/home/a/argparse.py.bak"), "system-exit"),
     ("a number that is no errno", raised("ValueError", "row [Errno 28] of table"), "exception"),
-    ("the scheduler's word about another end", raised("ValueError", "boom", scheduler="TIMEOUT"), "exception"),
+    ("the scheduler's account of another end", raised("ValueError", "boom", scheduler="TIMEOUT"), "exception"),
     *RESEMBLING,
 ]
 
@@ -323,9 +323,9 @@ def test_what_only_resembles_a_cause_is_none(story: str, evidence: Evidence, nam
 
 
 def test_every_row_has_an_example_here_a_role_a_restart_and_the_cases_it_is_not_for() -> None:
-    told = {name for name, _ in POSITIVE + CASCADES}
-    assert {row.name for row in ROWS} == told
-    assert len(ROWS) == len(told), "two rows share a name"
+    named = {name for name, _ in POSITIVE + CASCADES}
+    assert {row.name for row in ROWS} == named
+    assert len(ROWS) == len(named), "two rows share a name"
     for row in ROWS:
         assert row.role in (PRIMARY, CASCADE)
         assert row.restart in RESTARTS
@@ -430,7 +430,7 @@ def test_a_clear_cause_is_not_replaced_by_what_it_came_from() -> None:
     assert classify(chained(raised("FileNotFoundError", "x"), CAUSE, raised("KeyError", "y"))).name == "missing-file"
 
 
-# In words
+# Descriptions
 
 
 def test_an_exit_code_with_a_meaning_is_shown_with_it() -> None:
@@ -442,8 +442,8 @@ def test_an_exit_code_with_a_meaning_is_shown_with_it() -> None:
 
 def test_a_loader_whose_worker_has_gone_is_reported_as_one() -> None:
     reset = raised("ConnectionResetError", "[Errno 104] Connection reset by peer", files=FETCHING)
-    said = "a DataLoader worker died (ConnectionResetError: [Errno 104] Connection reset by peer)"
-    assert describe(reset, *find(reset)) == said
+    expected = "a DataLoader worker died (ConnectionResetError: [Errno 104] Connection reset by peer)"
+    assert describe(reset, *find(reset)) == expected
     row = classify(replace(reset, host_resources=KILLED_FOR_MEMORY))
     assert row.name == "oom-kill"
 
@@ -470,12 +470,12 @@ def test_the_proof_of_a_refused_request_for_memory_names_the_limit() -> None:
 
 def test_a_bare_sigkill_shows_the_counted_kills_and_the_unknown_ones() -> None:
     row = classify(signal("SIGKILL"))
-    said = [
+    found = [
         lines(signal("SIGKILL", host_resources=around), row, signal("SIGKILL"))[0]
-        for around in (None, HostResources(), NOBODY_COUNTED, LONG_AGO)
+        for around in (None, HostResources(), NO_KILL_COUNTED, LONG_AGO)
     ]
     unknown = "so an out-of-memory kill is neither proved nor excluded"
-    assert said == [
+    assert found == [
         f"cgroup: no record of its counters, {unknown}",
         f"cgroup: no out-of-memory counter could be read, {unknown}",
         "cgroup: no out-of-memory kill was counted (memory.events)",
@@ -484,14 +484,14 @@ def test_a_bare_sigkill_shows_the_counted_kills_and_the_unknown_ones() -> None:
 
 
 def test_a_full_filesystem_is_shown_with_any_failure_and_a_roomy_one_only_where_it_matters() -> None:
-    def said(evidence: Evidence) -> list[str]:
+    def evidence_lines(evidence: Evidence) -> list[str]:
         return lines(evidence, *find(evidence))
 
     boom, bus = raised("ValueError", "boom", host_resources=ROOMY), signal("SIGBUS", host_resources=ROOMY)
-    assert said(boom) == ["/tmp: 0 bytes of 10 MiB free"]
-    assert said(bus) == ["/dev/shm: 60 MiB of 64 MiB free", "/tmp: 0 bytes of 10 MiB free"]
+    assert evidence_lines(boom) == ["/tmp: 0 bytes of 10 MiB free"]
+    assert evidence_lines(bus) == ["/dev/shm: 60 MiB of 64 MiB free", "/tmp: 0 bytes of 10 MiB free"]
     full = signal("SIGBUS", host_resources=FULL_SHM)
-    assert said(full) == ["/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end"]
+    assert evidence_lines(full) == ["/dev/shm: 0 bytes of 64 MiB free shortly before, 60 MiB after its end"]
 
 
 def test_the_assertion_that_failed_on_the_gpu_is_shown() -> None:
@@ -571,7 +571,7 @@ def test_without_added_rows_there_are_only_ours() -> None:
 
 def test_any_evidence_gets_a_row_and_a_text() -> None:
     pick = random.Random(5)
-    words = [
+    texts = [
         "",
         "CUDA error: ",
         "[Errno 28]",
@@ -592,12 +592,12 @@ def test_any_evidence_gets_a_row_and_a_text() -> None:
             pick.choice(kinds),
             pick.choice(types),
             pick.choice(["", "torch", "builtins"]),
-            "".join(pick.choices(words, k=3)),
+            "".join(pick.choices(texts, k=3)),
             tuple(pick.choices(["", "/torch/distributed/x.py", "argparse.py"], k=pick.randrange(3))),
             pick.choice([None, 0, 2, 137, -1, 10**30]),
             pick.choice([None, "", "SIGKILL", "SIGBUS", "SIG99"]),
             pick.choice([None, 0, 5]),
-            "".join(pick.choices(words, k=2)),
+            "".join(pick.choices(texts, k=2)),
             inner=tuple((pick.choice([CAUSE, CONTEXT, MEMBER, "?"]), anything(depth - 1)) for _ in range(depth)),
             life_s=pick.choice([None, 0.0, 1e9]),
             host_resources=pick.choice(around),

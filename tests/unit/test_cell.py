@@ -256,15 +256,15 @@ def test_whatever_fails_each_token_has_one_winner_and_no_won_value_is_lost() -> 
         seen: list[int | None] = [None, None, None]
         winners: dict[int, bytes] = {}
         for step in range(60):
-            who = rng.randrange(3)
-            value = b"%d by %d" % (step, who)
+            writer = rng.randrange(3)
+            value = b"%d by %d" % (step, writer)
             try:
                 if rng.random() < 0.4:
-                    found = cells[who].get()
-                    seen[who] = found.token if found else None
+                    found = cells[writer].get()
+                    seen[writer] = found.token if found else None
                 else:
-                    newest, won = cells[who].set(value, seen[who])
-                    seen[who] = newest.token
+                    newest, won = cells[writer].set(value, seen[writer])
+                    seen[writer] = newest.token
                     if won:
                         assert newest.token not in winners, f"seed {seed}: two winners of {newest.token}"
                         assert newest.value == value, f"seed {seed}"
@@ -281,16 +281,16 @@ def test_whatever_fails_each_token_has_one_winner_and_no_won_value_is_lost() -> 
 def test_threads_contending_on_a_real_filesystem_have_one_winner_for_each_of_200_generations(tmp_path: Path) -> None:
     won: list[list[int]] = [[] for _ in range(4)]
 
-    def contend(who: int) -> None:
+    def contend(writer: int) -> None:
         cell = FencedCell(PosixFileSystem(), str(tmp_path))
         token = 0
         while token < 200:
-            newest, mine = cell.set(b"%d" % who, token or None)
+            newest, mine = cell.set(b"%d" % writer, token or None)
             token = newest.token
             if mine:
-                won[who].append(token)
+                won[writer].append(token)
 
-    threads = [threading.Thread(target=contend, args=(who,)) for who in range(4)]
+    threads = [threading.Thread(target=contend, args=(writer,)) for writer in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -298,8 +298,8 @@ def test_threads_contending_on_a_real_filesystem_have_one_winner_for_each_of_200
     winners = sorted(token for tokens in won for token in tokens)
     assert winners == list(range(1, len(winners) + 1))
     reader = FencedCell(PosixFileSystem(), str(tmp_path))
-    for who, tokens in enumerate(won):
-        assert all(reader._read(token)[1] == b"%d" % who for token in tokens)
+    for writer, tokens in enumerate(won):
+        assert all(reader._read(token)[1] == b"%d" % writer for token in tokens)
     assert not [name for name in tmp_path.iterdir() if name.name.endswith(".tmp")]
 
 

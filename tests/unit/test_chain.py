@@ -18,15 +18,15 @@ def test_a_file_that_sbatch_would_refuse_is_one_line(tmp_path: Path, capsys: pyt
     text, log = tmp_path / "job.sbatch", tmp_path / "out.log"
     text.write_text("srun python train.py\n")
     log.touch()
-    for words, expected in (
+    for arguments, expected in (
         (["3", str(text)], f"{text}: expected a batch script, whose first line begins with #!"),
         (["3", "/etc"], "expected a batch script, found no file among '/etc'"),
     ):
-        assert main(words) == 2
+        assert main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert expected in line
     text.write_text("#!/bin/sh\n")
-    # sbatch knows which of its words is the script.
+    # sbatch knows which of its arguments is the script.
     check_script([str(log), str(text)])
 
 
@@ -35,14 +35,14 @@ def is_file(path: str) -> bool:
 
 
 def test_the_run_has_the_scripts_name_and_digits_or_the_name_that_is_given() -> None:
-    words = ["5", "-p", "gpu", "jobs/my job.v2.sbatch", "--epochs", "3"]
-    assert parse(words, is_file, "abc") == (5, "my-job-abc", words[1:])
-    assert parse(["--run-id", "lm", *words], is_file, "abc") == (5, "lm", words[1:])
-    assert parse(["--run-id=lm", *words], is_file, "abc") == (5, "lm", words[1:])
+    arguments = ["5", "-p", "gpu", "jobs/my job.v2.sbatch", "--epochs", "3"]
+    assert parse(arguments, is_file, "abc") == (5, "my-job-abc", arguments[1:])
+    assert parse(["--run-id", "lm", *arguments], is_file, "abc") == (5, "lm", arguments[1:])
+    assert parse(["--run-id=lm", *arguments], is_file, "abc") == (5, "lm", arguments[1:])
 
 
 @pytest.mark.parametrize(
-    ("words", "wrong"),
+    ("arguments", "wrong"),
     [
         (["0", "a.sbatch"], "a number of jobs"),
         (["1000000000000", "a.sbatch"], "a number of jobs"),
@@ -55,9 +55,9 @@ def test_the_run_has_the_scripts_name_and_digits_or_the_name_that_is_given() -> 
         (["--run-id"], "a number of jobs"),
     ],
 )
-def test_wrong_usage_is_one_line(words: list[str], wrong: str) -> None:
+def test_wrong_usage_is_one_line(arguments: list[str], wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong):
-        parse(words, is_file, "abc")
+        parse(arguments, is_file, "abc")
 
 
 @pytest.mark.parametrize(

@@ -32,21 +32,21 @@ def missed(history: History) -> set[str]:
 def scancelled(*events: tuple[str, str], step: int = 17, others: tuple[Injection, ...] = ()) -> History:
     """The job is cancelled at second 50, when rank 0 has counted that far; then these events: what, and why."""
     history = ended("stopped", 143, "CANCELLED", "0:15", injection("scancel", 50), *others)
-    told = [event(50.1, "asked-to-stop", 2, step=step)]
-    told += [event(50.2, what, 2, step=step, name="last.json", why=why) for what, why in events]
+    added = [event(50.1, "asked-to-stop", 2, step=step)]
+    added += [event(50.2, what, 2, step=step, name="last.json", why=why) for what, why in events]
     # Its last checkpoint before that.
     earlier = [event(49, "saved", 2, step=15, name="last.json")]
     past = (failed(3.6), replace(ended("stopped", 143, "", "").report.rounds[1], ended_ns=at(51)))  # type: ignore[union-attr]
     report = Report("stopped", past, 1, 6)
-    return replace(history, events=(*history.events, *earlier, *told), report=report, end_ns=at(60))
+    return replace(history, events=(*history.events, *earlier, *added), report=report, end_ns=at(60))
 
 
 def left(*steps: int) -> History:
     """The job is asked to stop at second 10.5, when round 2 has been running; its first ranks leave at these steps."""
     history = ended("stopped", 75, "FAILED", "75:0", injection("stop-requested", 10.5))
-    told = [event(4.7, "counting", 2, rank, 10) for rank in range(8)]
-    told += [event(10.6, "left", 2, rank, step) for rank, step in enumerate(steps)]
-    return replace(history, events=(*(each for each in history.events if each.what != "done"), *told))
+    added = [event(4.7, "counting", 2, rank, 10) for rank in range(8)]
+    added += [event(10.6, "left", 2, rank, step) for rank, step in enumerate(steps)]
+    return replace(history, events=(*(each for each in history.events if each.what != "done"), *added))
 
 
 def exit_of_rank_3(round_: int) -> Injection:
@@ -116,7 +116,7 @@ BROKEN: dict[str, dict[str, History]] = {
             succeeded(2),
             injections=(injection("node-killed", 5, until=80, node="n2"),),
         ),
-        "a round is stopped although nobody stopped it": with_rounds(
+        "a round is stopped although nothing stopped it": with_rounds(
             replace(failed(3.6), outcome="stopped", first=None), succeeded(2)
         ),
     },

@@ -1,4 +1,4 @@
-"""What scripts/chaos sees of a job: who is who among its processes, what is stale, when it is stuck; what it reads."""
+"""What scripts/chaos sees of a job: which of its processes is which, what is stale, when it is stuck; what it reads."""
 
 from __future__ import annotations
 
@@ -196,8 +196,8 @@ def test_of_the_journal_the_jobs_own_checkpoints_count_when_they_have_their_name
 
 def test_a_line_that_a_killed_rank_has_not_finished_is_left_out_of_the_events(tmp_path: Path) -> None:
     path = tmp_path / "events"
-    who = '"round": 1, "attempt": "7.0", "rank": 0, "node": "n1"'
-    path.write_text(f'{{"time_ns": 1, "what": "saved", {who}, "step": 5, "pid": 3}}\n{{"ti')
+    origin = '"round": 1, "attempt": "7.0", "rank": 0, "node": "n1"'
+    path.write_text(f'{{"time_ns": 1, "what": "saved", {origin}, "step": 5, "pid": 3}}\n{{"ti')
     (only,) = events(path)
     assert (only.what, only.step) == ("saved", 5)
 

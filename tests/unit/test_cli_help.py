@@ -51,14 +51,14 @@ def test_each_example_has_only_options_that_exist() -> None:
     wrong = []
     for rows in EXAMPLES.values():
         for line, _ in rows:
-            words = shlex.split(line.partition(" | ")[0])
-            names = [os.path.basename(word) for word in words]
+            arguments = shlex.split(line.partition(" | ")[0])
+            names = [os.path.basename(argument) for argument in arguments]
             if "ftsrun" in names:
-                parse_run(words[names.index("ftsrun") + 1 :], {})
+                parse_run(arguments[names.index("ftsrun") + 1 :], {})
                 continue
             if "ftslurm" not in names:
                 continue
-            name, *rest = words[names.index("ftslurm") + 1 :]
+            name, *rest = arguments[names.index("ftslurm") + 1 :]
             if name == "run":
                 parse_run(rest, {})
             elif name == "rehearse":
@@ -67,7 +67,11 @@ def test_each_example_has_only_options_that_exist() -> None:
                 # Options behind the number are sbatch's.
                 chain(rest, lambda path: path.endswith(".sbatch"), "x")
             else:
-                wrong += [f"{line}: {word}" for word in rest if word.startswith("-") and word not in flags[name]]
+                wrong += [
+                    f"{line}: {argument}"
+                    for argument in rest
+                    if argument.startswith("-") and argument not in flags[name]
+                ]
     assert wrong == []
 
 

@@ -1,4 +1,4 @@
-"""The client's words, called in this process as in a rank's."""
+"""The client's functions, called in this process as in a rank's."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ class Agent:
         return next(section for section in self.mark.sections if section.name == name)
 
     def heard(self) -> list[tuple[str, str, str]]:
-        words = [parse(line) for line in self.pipe.read()]
-        assert all(isinstance(word, ClientMessage) and (word.rank, word.pid) == (3, os.getpid()) for word in words)
-        return [(word.kind, word.what, word.name) for word in words if not isinstance(word, (MalformedMessage, Timer))]
+        received = [parse(line) for line in self.pipe.read()]
+        assert all(isinstance(each, ClientMessage) and (each.rank, each.pid) == (3, os.getpid()) for each in received)
+        return [
+            (each.kind, each.what, each.name) for each in received if not isinstance(each, (MalformedMessage, Timer))
+        ]
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +79,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def everything() -> None:
-    """Use every word once."""
+    """Call every function once."""
     ftslurm.heartbeat()
     ftslurm.progress(1)
     with ftslurm.section("a", timeout=5):
@@ -92,8 +94,8 @@ def everything() -> None:
 
 
 def test_every_function_is_exported() -> None:
-    words = "heartbeat section start_section end_section end_all_sections progress workload_finished set_timeouts"
-    for name in [*words.split(), "state_dict", "load_state_dict"]:
+    names = "heartbeat section start_section end_section end_all_sections progress workload_finished set_timeouts"
+    for name in [*names.split(), "state_dict", "load_state_dict"]:
         assert getattr(ftslurm, name) is getattr(client, name)
 
 

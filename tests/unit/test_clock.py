@@ -150,9 +150,9 @@ def test_a_member_publishes_its_clock_in_its_record_and_records_without_one_are_
         member.tick()
         member.publish(replace(member.record, clock=None, reason=None))
         now[0] += 4
-    said = NodeRecord.decode(fs.content("/run/nodes/n1.json"), "n1.json")
-    assert said.clock is not None
-    assert abs(said.clock.offset_ns - 90 * 10**9) <= said.clock.error_ns + 1000
-    old = json.loads(said.encode())
+    published = NodeRecord.decode(fs.content("/run/nodes/n1.json"), "n1.json")
+    assert published.clock is not None
+    assert abs(published.clock.offset_ns - 90 * 10**9) <= published.clock.error_ns + 1000
+    old = json.loads(published.encode())
     del old["clock"]
     assert NodeRecord.decode(json.dumps(old).encode(), "n1.json").clock is None

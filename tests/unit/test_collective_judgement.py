@@ -244,7 +244,7 @@ def test_two_against_two_are_both_shown_and_none_is_named() -> None:
     )
 
 
-def test_an_order_that_differs_is_told_from_another_call() -> None:
+def test_an_order_that_differs_is_distinguished_from_another_call() -> None:
     rest = [entry(1, retired=False), entry(2, "nccl:all_gather", retired=False)]
     swapped = [entry(1, "nccl:all_gather", retired=False), entry(2, retired=False)]
     found = judge(ranks([rest, rest, swapped]))
@@ -404,7 +404,7 @@ def test_of_records_of_unequal_length_only_common_numbers_are_compared() -> None
     assert (found.kind, found.culprits, found.root and found.root.seq) == (OPERATION, (3,), 90)
 
 
-def test_a_difference_that_all_got_over_is_told_only_if_nothing_else_is_wrong() -> None:
+def test_a_difference_that_all_got_over_is_reported_only_if_nothing_else_is_wrong() -> None:
     one, odd = [entry(1)], [entry(1, "nccl:broadcast")]
     wait = [entry(2, retired=False)]
     late = judge(ranks([one + wait, one + wait, odd]))
@@ -415,7 +415,7 @@ def test_a_difference_that_all_got_over_is_told_only_if_nothing_else_is_wrong() 
 
 
 def test_groups_in_which_all_ranks_wait_are_all_named_where_their_members_are_not_known() -> None:
-    """Gloo does not tell the members: two groups of the same ranks, which rank 0 uses in another order."""
+    """Gloo does not record the members: two groups of the same ranks, which rank 0 uses in another order."""
     of = {name: [entry(60), entry(1, retired=False, process_group=(name, "undefined"))] for name in ("1", "2")}
     found = judge(ranks([of["2"], of["1"], of["1"], of["1"]]))
     assert (found.kind, found.culprits, found.decides) == (APART, (), True)

@@ -27,7 +27,7 @@ def judged(world: World, rng: random.Random, **options: object) -> Judgement:
     return judge([calls_of(record, len(world.ranks)) for record in records], **options)  # type: ignore[arg-type]
 
 
-def told(found: Judgement) -> str:
+def text_of(found: Judgement) -> str:
     return "; ".join([sentence(found, {}), *remarks(found), advice(found)])
 
 
@@ -68,10 +68,10 @@ def test_a_rank_that_makes_another_call_is_named_with_both_calls(seed: int, back
     group, seq = number(world, victim, place)
     world.ranks[victim].todo[place] = changed
     found = judged(world, rng)
-    assert found.kind in DIFFERENT, (seed, told(found))
-    assert found.culprits == (victim,), (seed, told(found))
-    assert found.root is not None and (found.root.name, found.root.seq) == (group, seq), (seed, told(found))
-    assert f"{changed.name} #{seq}" in told(found) and f"{do.name} #{seq}" in told(found)
+    assert found.kind in DIFFERENT, (seed, text_of(found))
+    assert found.culprits == (victim,), (seed, text_of(found))
+    assert found.root is not None and (found.root.name, found.root.seq) == (group, seq), (seed, text_of(found))
+    assert f"{changed.name} #{seq}" in text_of(found) and f"{do.name} #{seq}" in text_of(found)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,13 +88,13 @@ def test_a_rank_that_does_not_come_is_named_with_the_call_that_waits_for_it(
     counts = dict(rank.numbers)
     if backend == "gloo" and ended and found.kind == NOTHING:
         return  # What waits for it are transfers alone.
-    assert found.kind in (ABSENT, LEFT, "transfer"), (seed, told(found))
-    assert found.culprits == (victim,), (seed, told(found))
+    assert found.kind in (ABSENT, LEFT, "transfer"), (seed, text_of(found))
+    assert found.culprits == (victim,), (seed, text_of(found))
     if backend == "gloo" and ended and found.root is not None and found.root.size is None:
-        assert not found.decides, seed  # Gloo does not tell whether it was in that group.
+        assert not found.decides, seed  # Gloo does not record whether it was in that group.
         return
     if found.kind in (ABSENT, LEFT) and found.root is not None and not _is_transfer(found):
-        assert found.root.seq == counts.get(found.root.name, 0) + 1, (seed, told(found))
+        assert found.root.seq == counts.get(found.root.name, 0) + 1, (seed, text_of(found))
 
 
 def _is_transfer(found: Judgement) -> bool:
@@ -113,21 +113,21 @@ def test_a_skipped_or_swapped_call_is_no_other_ranks_fault(seed: int, backend: s
     else:
         del todo[place]
     found = judged(world, rng)
-    assert found.culprits in ((), (victim,)), (seed, told(found))
+    assert found.culprits in ((), (victim,)), (seed, text_of(found))
     if all(not do.peers for rank in world.ranks for do in rank.todo) and len(world.groups) == 1 and found.root:
-        assert found.culprits == (victim,), (seed, told(found))
+        assert found.culprits == (victim,), (seed, text_of(found))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_where_nothing_is_wrong_nobody_is_named(seed: int, backend: str) -> None:
-    """A program that came to its end, with work that nobody waited for, and one seen on its way."""
+def test_where_nothing_is_wrong_no_rank_is_named(seed: int, backend: str) -> None:
+    """A program that came to its end, with work that no rank waited for, and one seen on its way."""
     rng, world, _, _ = made(seed, backend)
     assert judged(world, rng).kind == NOTHING, seed
     rng, world, victim, place = made(seed, backend)
     world.ranks[victim].stops_before = place  # It is late.
     late = judge([calls_of(record, len(world.ranks)) for record in world.run().records(after_s=0.2)])
-    assert late.kind == NOTHING, (seed, told(late))
+    assert late.kind == NOTHING, (seed, text_of(late))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -139,8 +139,8 @@ def test_with_records_missing_no_other_rank_is_blamed(seed: int, backend: str) -
     lost = set(rng.sample(range(len(records)), rng.randrange(1, len(records))))
     calls = [calls_of(record, len(world.ranks)) for record in records if record.rank not in lost]
     found = judge(calls, busy={victim})
-    assert set(found.culprits) <= {victim}, (seed, lost, told(found))
-    told(found)
+    assert set(found.culprits) <= {victim}, (seed, lost, text_of(found))
+    text_of(found)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -155,8 +155,8 @@ def test_a_transfer_without_its_partner_is_found(seed: int) -> None:
         if rank != forgets:
             world.ranks[rank].todo.append(Do("0", "transfer", peers=(one, other)))
     found = judged(world, rng)
-    assert found.culprits == (forgets,), (seed, told(found))
-    assert f"for {'recv' if forgets == one else 'send'} #1" in told(found), told(found)
+    assert found.culprits == (forgets,), (seed, text_of(found))
+    assert f"for {'recv' if forgets == one else 'send'} #1" in text_of(found), text_of(found)
 
 
 def test_transfers_of_two_ranks_to_each_other_are_a_cycle_without_a_culprit() -> None:
@@ -167,7 +167,7 @@ def test_transfers_of_two_ranks_to_each_other_are_a_cycle_without_a_culprit() ->
     assert (found.kind, found.culprits) == (CYCLE, ())
 
 
-def test_a_chain_over_three_groups_ends_at_the_rank_that_waits_for_nobody() -> None:
+def test_a_chain_over_three_groups_ends_at_the_rank_that_waits_for_no_other() -> None:
     groups = {"0": tuple(range(6)), "1": (0, 1, 2), "2": (2, 3, 4), "3": (4, 5)}
     first = [Do(group, "broadcast") for group in groups]
     world = world_of(
@@ -176,7 +176,7 @@ def test_a_chain_over_three_groups_ends_at_the_rank_that_waits_for_nobody() -> N
     world.ranks[5].stops_before = 2
     found = judged(world, random.Random(0), busy={5})
     assert (found.kind, found.culprits) == (ABSENT, (5,))
-    text = told(found)
+    text = text_of(found)
     assert text.startswith("rank 5 has not joined all_reduce #2 [4 float32], in which rank 4 waits (group 3 (g3))"), (
         text
     )

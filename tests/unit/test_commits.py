@@ -102,7 +102,7 @@ def test_a_revocation_that_was_interrupted_is_completed_by_the_next_one() -> Non
     revoked, _ = shelf.commits().revoke(4, everybody)
     assert [one.path for one in revoked] == [temporary + REVOKED_SUFFIX]
     again, _ = shelf.commits().revoke(9, everybody)
-    assert again == revoked, "what nobody has deleted yet is told of again"
+    assert again == revoked, "what has not been deleted yet is returned again"
 
 
 def test_each_of_several_concurrent_revocations_returns_only_after_the_commit_is_revoked() -> None:

@@ -1,4 +1,4 @@
-"""Helper parts that fail: disabled, told once, answered for; never the agent's end."""
+"""Helper parts that fail: disabled, reported once, answered for; never the agent's end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftslurm.records.codec import BadFile
 
 
 class Helper:
-    """A part that does as it is told until it is told to fail."""
+    """A part that does as it is ordered until it is ordered to fail."""
 
     def __init__(self, fails: bool = False) -> None:
         self.value = 7
@@ -28,10 +28,10 @@ class Helper:
             raise ValueError("no deadline")
         return 1.5
 
-    def say(self, word: str, error: BaseException | None = None) -> str:
+    def say(self, text: str, error: BaseException | None = None) -> str:
         if error is not None:
             raise error
-        return f"said {word}"
+        return f"answer {text}"
 
     def steps(self, count: int) -> Iterator[int]:
         yield from range(count)
@@ -43,23 +43,23 @@ class Helper:
 
 
 class Held:
-    """A containment, what it told, and a helper that it holds."""
+    """A containment, the defects that it reported, and a helper that it holds."""
 
     def __init__(self, **options: Any) -> None:
-        self.told: list[Defect] = []
+        self.defects: list[Defect] = []
         self.containment = Containment()
-        self.containment.connect(self.told.append)
-        self.helper = self.containment.hold(HEALTH, Helper, answers={"say": lambda word, *_: word}, **options)
+        self.containment.connect(self.defects.append)
+        self.helper = self.containment.hold(HEALTH, Helper, answers={"say": lambda answer, *_: answer}, **options)
 
     @property
     def parts(self) -> list[Component | None]:
-        return [defect.part for defect in self.told]
+        return [defect.part for defect in self.defects]
 
 
 def test_while_nothing_fails_everything_goes_to_the_part() -> None:
     held = Held()
-    assert (held.helper.say("x"), held.helper.value, held.helper.deadline) == ("said x", 7, 1.5)
-    assert held.containment.works(HEALTH) and held.told == []
+    assert (held.helper.say("x"), held.helper.value, held.helper.deadline) == ("answer x", 7, 1.5)
+    assert held.containment.works(HEALTH) and held.defects == []
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), RecursionError(), SystemExit(3), AssertionError()])
@@ -96,7 +96,7 @@ def test_all_objects_of_a_part_are_disabled_together() -> None:
     apart = held.containment.hold(MONITOR, Helper)
     held.helper.say("x", KeyError("x"))
     assert other.say("x") is None
-    assert apart.say("x") == "said x"
+    assert apart.say("x") == "answer x"
 
 
 def test_what_the_caller_expects_passes() -> None:
@@ -111,15 +111,15 @@ def test_an_object_that_has_failed_is_closed_as_far_as_that_is_possible() -> Non
     held.helper.say("x", KeyError("x"))
     held.helper.say("x")
     assert held.helper._real.closed == 1  # type: ignore[attr-defined]
-    assert len(held.told) == 1
+    assert len(held.defects) == 1
 
 
 def test_a_defect_before_the_listener_is_set_is_reported_to_it_later() -> None:
     contained = Containment()
     contained.fail(HEALTH, KeyError("early"))
-    told: list[Defect] = []
-    contained.connect(told.append)
-    assert [defect.error for defect in told] == ["KeyError: 'early'"]
+    defects: list[Defect] = []
+    contained.connect(defects.append)
+    assert [defect.error for defect in defects] == ["KeyError: 'early'"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ PRIMARIES: dict[str, Fail] = {
 }
 
 
-def told(tmp_path: Path, nodes: int, skew: tuple[float, ...], *, measured: bool) -> RunBuilder:
+def run_with_clocks(tmp_path: Path, nodes: int, skew: tuple[float, ...], *, measured: bool) -> RunBuilder:
     run = RunBuilder(tmp_path, nodes=nodes).round().steps(0, 7, over_s=60)
     for node, ahead_s in zip(run.node_names, skew, strict=False):
         run.clock(node, ahead_s, error_s=0.003 if measured else None)
@@ -64,7 +64,7 @@ def judged(run: RunBuilder) -> dict[str, Any]:
 def test_the_primary_failure_wins_over_its_cascade_whatever_the_clocks(
     tmp_path: Path, cause: str, nodes: int, skew: tuple[float, ...], measured: bool
 ) -> None:
-    run = told(tmp_path, nodes, skew, measured=measured)
+    run = run_with_clocks(tmp_path, nodes, skew, measured=measured)
     world = 2 * nodes
     culprit = world - 1 if len(cause) % 2 else 1
     others = [rank for rank in range(world) if rank != culprit]
@@ -89,7 +89,7 @@ def test_the_primary_failure_wins_over_its_cascade_whatever_the_clocks(
 def test_of_two_primary_failures_the_first_one_wins_or_both_are_listed(
     tmp_path: Path, nodes: int, skew: tuple[float, ...]
 ) -> None:
-    run = told(tmp_path, nodes, skew, measured=True)
+    run = run_with_clocks(tmp_path, nodes, skew, measured=True)
     run.fail(2, ValueError("first"), step=7).fail(0, KeyError("second"), step=7, after_s=0.5)
     for rank in range(4, 2 * nodes):
         run.fail(rank, PEER, step=7)
@@ -102,7 +102,7 @@ def test_of_two_primary_failures_the_first_one_wins_or_both_are_listed(
 def test_a_lost_node_wins_over_the_peers_that_noticed_it_first(
     tmp_path: Path, skew: tuple[float, ...], measured: bool
 ) -> None:
-    run = told(tmp_path, 4, skew, measured=measured)
+    run = run_with_clocks(tmp_path, 4, skew, measured=measured)
     for rank in (0, 1, 2, 3, 6, 7):
         run.fail(rank, PEER if rank % 2 else STORE, step=7, after_s=0.01)
     run.lose("n3", silent_s=8.0)
@@ -116,7 +116,7 @@ def test_a_lost_node_wins_over_the_peers_that_noticed_it_first(
 def test_a_hang_is_the_sleepers_although_others_ran_into_their_time_outs(
     tmp_path: Path, skew: tuple[float, ...], measured: bool
 ) -> None:
-    run = told(tmp_path, 2, skew, measured=measured)
+    run = run_with_clocks(tmp_path, 2, skew, measured=measured)
     waits = (
         ("/home/ann/lm/train.py", 40, "train"),
         ("/venv/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),

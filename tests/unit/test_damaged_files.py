@@ -1,4 +1,4 @@
-"""A damaged file is described in the same words by `ftslurm status` and `ftslurm report`."""
+"""A damaged file is described in the same text by `ftslurm status` and `ftslurm report`."""
 
 from __future__ import annotations
 

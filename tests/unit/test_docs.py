@@ -1,4 +1,4 @@
-"""The documentation names what exists, all of it, and nothing else; and retired words stay away."""
+"""The documentation names what exists, all of it, and nothing else; and retired terms stay away."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ RETIRED = [
 KEPT = {"ftslurm/health/checks/gpu_rows.py", "ftslurm/health/checks/host_memory.py", "tests/unit/test_health_host.py"}
 
 
-def test_retired_words_are_not_used() -> None:
+def test_retired_terms_are_not_used() -> None:
     folders = ("ftslurm", "scripts", "sbatch_templates", "docs", "tests")
     files = [
         path
@@ -247,7 +247,7 @@ def test_retired_words_are_not_used() -> None:
         if not path.is_file() or path == Path(__file__) or name in KEPT or "__pycache__" in name:
             continue
         text = path.read_text(errors="replace")
-        found += [f"{name}: {match[0]}" for word in RETIRED for match in re.finditer(word, text, re.I)]
+        found += [f"{name}: {match[0]}" for pattern in RETIRED for match in re.finditer(pattern, text, re.I)]
     assert found == []
 
 

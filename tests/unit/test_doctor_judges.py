@@ -81,8 +81,8 @@ def test_random_histories_are_judged_wrong_exactly_when_a_name_has_not_one_winne
         winners = [rng.choices((1, 0, 2), (30, 1, 1))[0] for _ in range(rng.randint(1, 20))]
         wins: list[list[int]] = [[] for _ in range(4)]
         for number, count in enumerate(winners, 1):
-            for who in rng.sample(range(4), count):
-                wins[who].append(number)
+            for contender in rng.sample(range(4), count):
+                wins[contender].append(number)
         races = {f"n{i}": [race(*mine, taken=len(winners))] for i, mine in enumerate(wins)}
         wrong = FAIL in statuses(exclusive_link.judge(races, complete=True))
         assert wrong == any(count != 1 for count in winners), f"seed {seed}: {winners}"
@@ -271,7 +271,7 @@ def failed(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("facts", "status", "words"),
+    ("facts", "status", "expected"),
     [
         (changed(kind="missing", nearest="/"), FAIL, "is not there; / is"),
         (changed(kind="file"), FAIL, "expected a directory, found a file"),
@@ -296,10 +296,10 @@ def failed(number: int) -> dict[str, Any]:
         (changed("rw,acdirmax=600"), WARN, "up to 600 s"),
     ],
 )
-def test_each_fault_of_a_directory_is_found(facts: dict[str, Any], status: str, words: str) -> None:
+def test_each_fault_of_a_directory_is_found(facts: dict[str, Any], status: str, expected: str) -> None:
     findings = directory.judge({"n1": facts}, alone=False)
     assert statuses(findings) == [status]
-    assert words in findings[0].finding.text
+    assert expected in findings[0].finding.text
     assert findings[0].finding.advice
 
 

@@ -1,4 +1,4 @@
-"""The error record, apart from any process: its form, its bounds, and what a damaged one still tells."""
+"""The error record, apart from any process: its form, its bounds, and what a damaged one still contains."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def raises(error: BaseException) -> Any:
     return f
 
 
-def test_who_a_worker_is_comes_from_its_environment() -> None:
+def test_a_workers_identity_comes_from_its_environment() -> None:
     environment = {"FTSLURM_RUN_ID": "r", "FTSLURM_ATTEMPT": "7.0", "FTSLURM_ROUND": "2", "FTSLURM_NODE": "n1"}
     environment |= {"RANK": "3", "LOCAL_RANK": "x", "WORLD_SIZE": ""}
     assert identity(environment) == {

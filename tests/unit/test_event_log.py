@@ -402,8 +402,8 @@ def test_as_text_each_event_is_a_line_and_nothing_in_it_acts_on_a_terminal(
 
 
 def test_the_run_may_be_named_before_the_option(story: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["job-5", "--events"], ["5", "--events"], [str(story.parent), "--events"], ["--events", "5"]):
-        assert main(words) == 0, words
+    for arguments in (["job-5", "--events"], ["5", "--events"], [str(story.parent), "--events"], ["--events", "5"]):
+        assert main(arguments) == 0, arguments
         assert capsys.readouterr().out.startswith("6 events of job-5")
 
 
@@ -438,5 +438,5 @@ def test_wrong_usage_is_one_line(
     story: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
     assert main(arguments) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert expected in said
+    (error,) = capsys.readouterr().err.splitlines()
+    assert expected in error

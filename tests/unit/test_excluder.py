@@ -59,10 +59,10 @@ class Coordinator:
         self.aside.on_state(job.state)
         return self.started - before
 
-    def hear(self, word: NodeRecord) -> int:
-        """Show it the node's word; return whether there was something to do."""
+    def hear(self, record: NodeRecord) -> int:
+        """Show it the node's record; return whether there was something to do."""
         before = self.started
-        self.aside.on_health(word)
+        self.aside.on_health(record)
         return self.started - before
 
 
@@ -281,10 +281,10 @@ def test_a_directory_that_hangs_delays_no_other_part_and_the_next_exclusion_is_w
 
 
 def test_a_directory_that_cannot_be_written_is_named() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     directory = Directory(OSError(13, "Permission denied"))
     aside = Excluder(
-        ExclusionOptions(2, 60.0, None, False), directory, "r", lambda: 0, told.append, start=lambda work: work()
+        ExclusionOptions(2, 60.0, None, False), directory, "r", lambda: 0, messages.append, start=lambda work: work()
     )
     aside.on_health(unhealthy("gpu-count"))
-    assert told == ["exclusions cannot be recorded in /runs/excluded: [Errno 13] Permission denied"]
+    assert messages == ["exclusions cannot be recorded in /runs/excluded: [Errno 13] Permission denied"]

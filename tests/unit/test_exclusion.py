@@ -1,4 +1,4 @@
-"""Histories: who takes part when nodes are unhealthy, are being looked at, or were excluded."""
+"""Histories: which nodes take part when some are unhealthy, are being looked at, or were excluded."""
 
 from __future__ import annotations
 

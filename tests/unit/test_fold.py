@@ -468,8 +468,8 @@ def test_an_attempt_after_a_closed_one_leaves_the_history_as_it_is() -> None:
 def test_failures_of_an_earlier_attempts_round_do_not_count_in_the_new_one() -> None:
     job = Job(1).join().run().fail(1, code=78)
     new = begin(job.state, shape("12.1"), "n1", "j1", 77)
-    words = {"n1": replace(first_record("n1", "j1", "12.1", 0, 1), port=1)}
-    state = fold(new, Observation(words, {}, 0.0, 0), TIMING)
+    first_records = {"n1": replace(first_record("n1", "j1", "12.1", 0, 1), port=1)}
+    state = fold(new, Observation(first_records, {}, 0.0, 0), TIMING)
     assert (state.phase, state.round, state.restarts_used) == (RUNNING, 2, 0)
 
 
@@ -494,8 +494,8 @@ def test_the_state_survives_being_written_and_read() -> None:
     job.ready(1, 2).run().fail(1).coordinate()
     job.ready(1, 2).coordinate()
     assert State.decode(job.state.encode(), "x") == job.state
-    for word in job.records.values():
-        assert NodeRecord.decode(word.encode(), "x") == word
+    for record in job.records.values():
+        assert NodeRecord.decode(record.encode(), "x") == record
 
 
 def test_only_the_newest_rounds_are_kept() -> None:
@@ -510,7 +510,7 @@ def test_only_the_newest_rounds_are_kept() -> None:
 # The order of ranks
 
 
-def words(*names: str) -> list[NodeRecord]:
+def node_records(*names: str) -> list[NodeRecord]:
     return [first_record(name, "i", ATTEMPT, int(name[1:]), 1) for name in names]
 
 
@@ -534,8 +534,8 @@ def before(*names: str) -> list[Participant]:
 def test_a_node_that_stays_keeps_its_place_and_a_new_one_gets_the_place_of_a_lost_one(
     ready: str, previous: str, most: int, expected: str
 ) -> None:
-    chosen = choose(words(*ready.split()), before(*previous.split()), most)
-    assert [word.node for word in chosen] == expected.split()
+    chosen = choose(node_records(*ready.split()), before(*previous.split()), most)
+    assert [record.node for record in chosen] == expected.split()
 
 
 def test_a_failure_is_described_with_its_step_if_there_is_one() -> None:
@@ -627,7 +627,7 @@ def test_the_state_stays_consistent_for_any_records() -> None:
 
 
 class LateStory(Job):
-    """Nobody knows who will come (no node list), and late nodes get in at once."""
+    """Which nodes will come is not known (no node list), and late nodes get in at once."""
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__(high, low=low, high=high)
@@ -639,7 +639,7 @@ class LateStory(Job):
         return self.state
 
     def start(self, *numbers: int) -> LateStory:
-        """Form the first round, after the last call for nodes that nobody has heard of."""
+        """Form the first round, after the last call for nodes that are not known."""
         self.join(*numbers)
         assert self.coordinate(forming_s=30).phase == RUNNING
         for number in numbers:

@@ -1,4 +1,4 @@
-"""Lines of the kernel's log that a user made say something: no word of theirs is the node's."""
+"""Lines of the kernel's log that a user wrote: none of their text is taken for the node's."""
 
 from __future__ import annotations
 

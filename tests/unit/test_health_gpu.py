@@ -40,7 +40,7 @@ def gpus(*some: Facts, **more: Any) -> Facts:
 
 
 def linked(*others: Facts) -> Facts:
-    """Return links of GPUs that are all well and at work, but for what is said of GPU 3 and those after it."""
+    """Return links of GPUs that are all well and at work, but for the given facts of GPU 3 and those after it."""
     return gpus(*(gpu(3 + number, **{**PCIE, **link}) for number, link in enumerate(others)), monotonic_s=1.0)
 
 
@@ -83,7 +83,7 @@ LEFT = {"pid": 4242, "bytes": 40 * GIB, "name": "python", "uid": 1001, "step": N
 COUNTED = {"SLURM_GPUS_ON_NODE": "4"}
 
 FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, str]] = [
-    # id, check, facts, those of the look before, context, status, subject, words
+    # id, check, facts, those of the look before, context, status, subject, text
     (
         "driver-not-loaded",
         gpu_driver.CHECK,
@@ -379,14 +379,14 @@ FAULTS: list[tuple[str, Check, Facts, Facts | None, dict[str, Any], str, str, st
 
 
 @pytest.mark.parametrize(
-    ("check", "facts", "before", "fields", "status", "subject", "words"),
+    ("check", "facts", "before", "fields", "status", "subject", "expected"),
     [pytest.param(*case[1:], id=case[0]) for case in FAULTS],
 )
 def test_a_fault_is_found_with_its_figures(
-    check: Check, facts: Facts, before: Facts | None, fields: dict[str, Any], status: str, subject: str, words: str
+    check: Check, facts: Facts, before: Facts | None, fields: dict[str, Any], status: str, subject: str, expected: str
 ) -> None:
     found = judged(check, facts, before, **fields)
-    assert [(one.status, one.subject, one.text) for one in found] == [(status, subject, words)]
+    assert [(one.status, one.subject, one.text) for one in found] == [(status, subject, expected)]
     assert found[0].advice.endswith(".")
 
 
@@ -434,7 +434,7 @@ FINE: list[tuple[str, Check, Facts, Facts | None, dict[str, Any]]] = [
     ),
     ("width-of-a-gpu-with-mere-memory-in-use", gpu_pcie.CHECK, linked({**NARROW, "reasons": 1}), None, {"busy": True}),
     (
-        "width-of-a-gpu-that-tells-nothing-of-its-work",
+        "width-of-a-gpu-that-shows-nothing-of-its-work",
         gpu_pcie.CHECK,
         linked({**NARROW, "reasons": None, "used_percent": None}),
         None,
@@ -530,7 +530,7 @@ HERE = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("environment", "expected"),
     [
         ({**HERE, "SLURM_STEP_ID": "2"}, "step 2 of this job"),
         ({**HERE, "SLURM_STEP_ID": "4294967291"}, "this job"),  # the batch script
@@ -540,9 +540,9 @@ HERE = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}
         ({}, None),  # it may not be read
     ],
 )
-def test_a_process_belongs_to_this_job_by_its_environment(said: dict[str, str], words: str | None) -> None:
-    assert of_this_job(said, HERE) == words
-    assert of_this_job(said, {}) is None, "no job looks"
+def test_a_process_belongs_to_this_job_by_its_environment(environment: dict[str, str], expected: str | None) -> None:
+    assert of_this_job(environment, HERE) == expected
+    assert of_this_job(environment, {}) is None, "no job looks"
 
 
 def test_a_broken_gpu_of_another_job_does_not_cost_this_one_the_node() -> None:
@@ -605,7 +605,7 @@ def amd_tree(root: Path, cards: int = 2, **counts: str) -> str:
 
 
 AMD_FAULTS = [
-    # id, file, its text, that of the look before, status, words
+    # id, file, its text, that of the look before, status, expected text
     (
         "amd-uncorrectable",
         "umc_err_count",
@@ -650,15 +650,15 @@ AMD_FAULTS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "before", "status", "words"), [pytest.param(*case[1:], id=case[0]) for case in AMD_FAULTS]
+    ("name", "text", "before", "status", "expected"), [pytest.param(*case[1:], id=case[0]) for case in AMD_FAULTS]
 )
 def test_amds_counters_show_hardware_errors(
-    tmp_path: Path, name: str, text: str, before: str | None, status: str, words: str
+    tmp_path: Path, name: str, text: str, before: str | None, status: str, expected: str
 ) -> None:
     facts = amd_ras.fetch(context(root=amd_tree(tmp_path / "now", **{name: text})))
     then = amd_ras.fetch(context(root=amd_tree(tmp_path / "then", **{name: before}))) if before else None
     found = judged(amd_ras.CHECK, facts, then)
-    assert [(one.status, one.subject, one.text) for one in found] == [(status, "GPU 1", words)]
+    assert [(one.status, one.subject, one.text) for one in found] == [(status, "GPU 1", expected)]
 
 
 def test_healthy_amd_gpus_have_no_findings(tmp_path: Path) -> None:

@@ -131,10 +131,12 @@ def changed(facts: Json, *changes: Json, **more: Any) -> Json:
     return found
 
 
-def fault(name: str, module: Any, status: str, words: str, *, context: Context = NODE, before: Any = None, **more: Any):
+def fault(
+    name: str, module: Any, status: str, expected: str, *, context: Context = NODE, before: Any = None, **more: Any
+):
     facts = changed(HEALTHY[module], more)
     then = None if before is None else changed(HEALTHY[module], before)
-    return pytest.param(module, facts, then, context, status, words, id=name)
+    return pytest.param(module, facts, then, context, status, expected, id=name)
 
 
 IB = {"mlx5_0": "InfiniBand"}
@@ -344,7 +346,7 @@ FAULTS = [
         hanging=[{**HANGING, "ended": True, "where": "uvm_ioctl", "held_s": 0.5}],
     ),
     fault(
-        "hangs-for-somebody-else",
+        "hangs-for-another-job",
         host_processes,
         WARN,
         "hangs in the kernel",
@@ -436,13 +438,13 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "facts", "before", "context", "status", "words"), FAULTS)
+@pytest.mark.parametrize(("module", "facts", "before", "context", "status", "expected"), FAULTS)
 def test_faults_are_found(
-    module: Any, facts: Json, before: Json | None, context: Context, status: str, words: str
+    module: Any, facts: Json, before: Json | None, context: Context, status: str, expected: str
 ) -> None:
     judgement: Judgement = module.CHECK.judge(facts, before, context)
-    said = [describe(finding) for finding in judgement.findings]
-    assert any(words in one for one in said), said
+    texts = [describe(finding) for finding in judgement.findings]
+    assert any(expected in one for one in texts), texts
     assert worst(finding.status for finding in judgement.findings) == status
     for finding in judgement.findings:
         assert "\n" not in finding.text and not finding.text.endswith(".") and finding.advice.endswith(".")
@@ -491,7 +493,7 @@ def harmless(name: str, module: Any, context: Context = NODE, before: Json | Non
             others=[{**LEFT, "run": "r"}],
         ),
         harmless("a short sleep", host_processes, IN_JOB, hanging=[{**HANGING, "held_s": 0.5}]),
-        harmless("somebody else's sleep", host_processes, hanging=[{**HANGING, "mine": False}]),
+        harmless("another job's sleep", host_processes, hanging=[{**HANGING, "mine": False}]),
         harmless(
             "another sleep of the same process",
             host_processes,
@@ -501,7 +503,7 @@ def harmless(name: str, module: Any, context: Context = NODE, before: Json | Non
         ),
         harmless("load while ranks run", host_processes, BUSY, load=[3000.0, 3000.0]),
         harmless("load for a moment", host_processes, load=[3000.0, 30.0]),
-        harmless("nobody keeps time", host_clock, kernel=UNSYNCHRONISED, daemons=[]),
+        harmless("no daemon keeps time", host_clock, kernel=UNSYNCHRONISED, daemons=[]),
         harmless("chronyd without rtcsync", host_clock, kernel=UNSYNCHRONISED),
         harmless("just started", host_clock, kernel=UNSYNCHRONISED, daemons=["ntpd"], boot_s=60.0),
         harmless(
@@ -695,8 +697,8 @@ def test_a_rank_is_left_over_only_without_an_agent_above_it(machine: Machine) ->
 def test_special_steps_belong_to_their_job(machine: Machine) -> None:
     machine.process(5000010, SLURM_JOB_ID="5", SLURM_STEP_ID="4294967290")
     one = processes(machine.tree.root)[5000010]
-    said = slurm_steps.belonging(machine.tree.root, one, {})
-    assert said is not None and said["job"] == "5" and said["step"] is None
+    step = slurm_steps.belonging(machine.tree.root, one, {})
+    assert step is not None and step["job"] == "5" and step["step"] is None
 
 
 def test_a_process_that_does_not_move_between_two_runs_hangs(machine: Machine) -> None:

@@ -239,10 +239,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "status", "words"), FAULTS)
-def test_faults_are_found(lines: tuple[str, ...], status: str, words: str) -> None:
+@pytest.mark.parametrize(("lines", "status", "expected"), FAULTS)
+def test_faults_are_found(lines: tuple[str, ...], status: str, expected: str) -> None:
     judgement = judge(*lines)
-    assert [words in describe(finding) for finding in judgement.findings] == [True], judgement
+    assert [expected in describe(finding) for finding in judgement.findings] == [True], judgement
     assert worst(finding.status for finding in judgement.findings) == status
     assert judgement.summary == "1 bad in the last 10 min"
     assert all(is_relevant(line.encode()) for line in lines)
@@ -321,7 +321,7 @@ def test_before_the_job_only_the_nodes_own_hardware_counts(fault: str, counts: b
     later, earlier = replace(NODE, job_since_s=NOW - 30.0), replace(NODE, job_since_s=NOW - 90.0)
     assert bool(host_kernel_log.judge(found, None, later).findings) is counts
     assert host_kernel_log.judge(found, None, earlier).findings
-    assert Context.of_json(later.to_json()).job_since_s == NOW - 30.0, "as a look is told it"
+    assert Context.of_json(later.to_json()).job_since_s == NOW - 30.0, "as a look receives it"
 
 
 def test_control_characters_of_a_line_do_not_reach_the_terminal() -> None:

@@ -29,7 +29,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def told(judgement: Judgement) -> list[tuple[str, str]]:
+def statuses_and_texts(judgement: Judgement) -> list[tuple[str, str]]:
     return [(finding.status, describe(finding)) for finding in judgement.findings]
 
 
@@ -88,7 +88,7 @@ FAULTS: list[tuple[str, Json, Context, str, str]] = [
         "this node's own name n1 is 10.0.0.9, which is no address of this node",
     ),
     (
-        "own-name-is-another-node-and-others-are-told-it",
+        "own-name-is-another-node-and-others-are-given-it",
         names({"n1": ["10.0.0.9"]}, published="n1"),
         BY_NAME_CONTEXT,
         FAIL,
@@ -141,10 +141,10 @@ FAULTS: list[tuple[str, Json, Context, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("facts", "context", "status", "words"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS]
+    ("facts", "context", "status", "expected"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS]
 )
-def test_wrong_names_are_found_with_the_right_text(facts: Json, context: Context, status: str, words: str) -> None:
-    assert told(network_names.judge(facts, None, context)) == [(status, words)]
+def test_wrong_names_are_found_with_the_right_text(facts: Json, context: Context, status: str, expected: str) -> None:
+    assert statuses_and_texts(network_names.judge(facts, None, context)) == [(status, expected)]
 
 
 def test_the_names_that_the_job_needs_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,10 +249,10 @@ REACH_FAULTS: list[tuple[str, Json, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("facts", "status", "words"), [fault[1:] for fault in REACH_FAULTS], ids=[fault[0] for fault in REACH_FAULTS]
+    ("facts", "status", "expected"), [fault[1:] for fault in REACH_FAULTS], ids=[fault[0] for fault in REACH_FAULTS]
 )
-def test_unreachable_nodes_are_reported_with_the_right_text(facts: Json, status: str, words: str) -> None:
-    assert told(network_reach.judge(facts, None, CONTEXT)) == [(status, words)]
+def test_unreachable_nodes_are_reported_with_the_right_text(facts: Json, status: str, expected: str) -> None:
+    assert statuses_and_texts(network_reach.judge(facts, None, CONTEXT)) == [(status, expected)]
 
 
 def routed(tree: Tree) -> None:
@@ -383,18 +383,18 @@ INTERFACE_FAULTS: list[tuple[str, Callable[[Tree], Json | None], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("build", "status", "words"), [fault[1:] for fault in INTERFACE_FAULTS], ids=[f[0] for f in INTERFACE_FAULTS]
+    ("build", "status", "expected"), [fault[1:] for fault in INTERFACE_FAULTS], ids=[f[0] for f in INTERFACE_FAULTS]
 )
 def test_a_fault_of_the_interface_is_found_with_the_right_text(
-    build: Callable[[Tree], Json | None], status: str, words: str, tree: Tree
+    build: Callable[[Tree], Json | None], status: str, expected: str, tree: Tree
 ) -> None:
     before = build(tree)
-    assert told(interface(tree, "10.0.0.1", before)) == [(status, words)]
+    assert statuses_and_texts(interface(tree, "10.0.0.1", before)) == [(status, expected)]
 
 
 def test_an_interface_that_may_not_be_the_jobs_is_no_reason_to_keep_a_node_out(tree: Tree) -> None:
     down(tree)
-    assert told(interface(tree, None)) == [(WARN, "eth0: leads to the other nodes, and is down")]
+    assert statuses_and_texts(interface(tree, None)) == [(WARN, "eth0: leads to the other nodes, and is down")]
 
 
 def test_after_a_restart_of_the_node_the_link_has_not_been_lost(tree: Tree) -> None:

@@ -207,11 +207,11 @@ def lost_its_subnet_manager(tree: Tree) -> Json:
     return before
 
 
-def tells_no_state(tree: Tree) -> None:
+def shows_no_state(tree: Tree) -> None:
     tree.file(f"{tree.nic('mlx5_0').above}/ports/1/link_layer", "InfiniBand")
 
 
-def tells_no_state_any_more(tree: Tree) -> Json:
+def shows_no_state_any_more(tree: Tree) -> Json:
     nic = tree.nic("mlx5_0").port(words=USED)
     before = ports(tree)
     (tree.path / nic.above / "ports/1/state").unlink()
@@ -305,10 +305,10 @@ FAULTS: list[Fault] = [
         FAIL,
         "mlx5_0 port 1: was ACTIVE at the last check, now INIT, physically LinkUp",
     ),
-    ("state-cannot-be-read", tells_no_state, UNKNOWN, "mlx5_0 port 1: its state cannot be read"),
+    ("state-cannot-be-read", shows_no_state, UNKNOWN, "mlx5_0 port 1: its state cannot be read"),
     (
         "state-cannot-be-read-any-more",
-        tells_no_state_any_more,
+        shows_no_state_any_more,
         FAIL,
         "mlx5_0 port 1: was ACTIVE at the last check, now its state cannot be read",
     ),
@@ -408,13 +408,13 @@ FAULTS: list[Fault] = [
 ]
 
 
-@pytest.mark.parametrize(("build", "status", "words"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS])
+@pytest.mark.parametrize(("build", "status", "expected"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS])
 def test_a_fault_of_a_port_is_found_with_the_right_text(
-    build: Callable[[Tree], Json | None], status: str, words: str, tree: Tree
+    build: Callable[[Tree], Json | None], status: str, expected: str, tree: Tree
 ) -> None:
     before = build(tree)
     judgement = look(tree, before)
-    assert describe(judgement.findings[0]) == words
+    assert describe(judgement.findings[0]) == expected
     assert worst(finding.status for finding in judgement.findings) == status
     if build is not all_went_away:
         assert len(judgement.findings) == 1

@@ -1,4 +1,4 @@
-"""Which growth of a port's error counters is normal, and what is said of the other."""
+"""Which growth of a port's error counters is normal, and how the rest is reported."""
 
 from __future__ import annotations
 
@@ -173,6 +173,8 @@ FAULTS: list[tuple[str, Judgement, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("judgement", "status", "words"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS])
-def test_growth_of_errors_is_found_with_the_right_text(judgement: Judgement, status: str, words: str) -> None:
-    assert [(finding.status, describe(finding)) for finding in judgement.findings] == [(status, words)]
+@pytest.mark.parametrize(
+    ("judgement", "status", "expected"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS]
+)
+def test_growth_of_errors_is_found_with_the_right_text(judgement: Judgement, status: str, expected: str) -> None:
+    assert [(finding.status, describe(finding)) for finding in judgement.findings] == [(status, expected)]

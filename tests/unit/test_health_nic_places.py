@@ -121,14 +121,14 @@ NEAREST_FAULTS: list[Fault] = [
 
 
 @pytest.mark.parametrize(
-    ("build", "status", "words"), [fault[1:] for fault in NEAREST_FAULTS], ids=[f[0] for f in NEAREST_FAULTS]
+    ("build", "status", "expected"), [fault[1:] for fault in NEAREST_FAULTS], ids=[f[0] for f in NEAREST_FAULTS]
 )
 def test_a_gpu_without_its_nic_is_found_with_the_right_text(
-    build: Callable[[Tree], Json | None], status: str, words: str, tree: Tree
+    build: Callable[[Tree], Json | None], status: str, expected: str, tree: Tree
 ) -> None:
     before = build(tree)
     (finding,) = nearest(tree, before).findings
-    assert (finding.status, describe(finding)) == (status, words)
+    assert (finding.status, describe(finding)) == (status, expected)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ PCIE_FAULTS: list[tuple[str, list[tuple[str, int, str, int]], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("links", "words"), [fault[1:] for fault in PCIE_FAULTS], ids=[fault[0] for fault in PCIE_FAULTS]
+    ("links", "expected"), [fault[1:] for fault in PCIE_FAULTS], ids=[fault[0] for fault in PCIE_FAULTS]
 )
 def test_a_reduced_pcie_link_is_found_with_the_right_text(
-    links: list[tuple[str, int, str, int]], words: str, tree: Tree
+    links: list[tuple[str, int, str, int]], expected: str, tree: Tree
 ) -> None:
     linked(tree, *links)
     (finding,) = pcie(tree).findings
-    assert (finding.status, describe(finding)) == (WARN, words)
+    assert (finding.status, describe(finding)) == (WARN, expected)

@@ -40,10 +40,10 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "line", "status", "words"), FAULTS)
-def test_a_command_is_judged_by_its_exit_code(code: int | None, line: str, status: str, words: str) -> None:
+@pytest.mark.parametrize(("code", "line", "status", "expected"), FAULTS)
+def test_a_command_is_judged_by_its_exit_code(code: int | None, line: str, status: str, expected: str) -> None:
     (finding,) = own_commands.judge(ended(code, line), None, NODE).findings
-    assert finding.status == status and words in describe(finding) and "run it on n1" in finding.advice
+    assert finding.status == status and expected in describe(finding) and "run it on n1" in finding.advice
 
 
 def test_a_command_that_succeeds_is_summarised_by_its_line() -> None:
@@ -155,16 +155,16 @@ BROKEN = [
 
 
 @pytest.mark.usefixtures("module")
-@pytest.mark.parametrize(("name", "words"), BROKEN)
+@pytest.mark.parametrize(("name", "expected"), BROKEN)
 def test_a_broken_one_is_unknown_with_its_name_and_costs_the_others_nothing(
-    name: str, words: str, capfd: pytest.CaptureFixture[str]
+    name: str, expected: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checks = load_from(points(name, "ONE"), [KNOWN])
     looked = run(checks, NODE, {})
     broken, good = looked.verdicts
     assert broken.check == f"plugin-{name.lower()}" and broken.status == UNKNOWN
     assert f"the entry point {name.lower()} = site_of_tests:{name} is broken" in broken.findings[0].text
-    assert words in broken.findings[0].text
+    assert expected in broken.findings[0].text
     assert good.status == OK and good.summary == "3 licences"
     assert capfd.readouterr().out == ""
 

@@ -42,7 +42,7 @@ def nodes(check: str, usual: Json | None, **odd: Json | None) -> dict[str, dict[
     return {name: {check: odd.get(name, usual)} for name in names}
 
 
-def said(found: tuple[NodeFinding, ...]) -> list[tuple[tuple[str, ...], str, str]]:
+def described(found: tuple[NodeFinding, ...]) -> list[tuple[tuple[str, ...], str, str]]:
     return [(one.nodes, one.check, describe(one.finding)) for one in found]
 
 
@@ -253,11 +253,13 @@ FAULTS: list[tuple[str, str, Json | None, Json | None, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("check", "usual", "odd", "words"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS]
+    ("check", "usual", "odd", "expected"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS]
 )
-def test_outliers_are_found_with_the_right_text(check: str, usual: Json | None, odd: Json | None, words: str) -> None:
+def test_outliers_are_found_with_the_right_text(
+    check: str, usual: Json | None, odd: Json | None, expected: str
+) -> None:
     facts = nodes(check, usual, n3=odd)
-    assert said(compare_facts(facts)) == [(("n3",), check, words)]
+    assert described(compare_facts(facts)) == [(("n3",), check, expected)]
     assert all(one.finding.status == WARN for one in compare_facts(facts))
     assert compare_facts(nodes(check, usual)) == ()
     assert compare_facts({"n3": facts["n3"]}) == ()
@@ -265,7 +267,7 @@ def test_outliers_are_found_with_the_right_text(check: str, usual: Json | None, 
 
 def test_of_two_nodes_that_differ_both_are_named_and_none_is_blamed() -> None:
     facts = {"n1": {"nic-ports": ports()}, "n2": {"nic-ports": ports(devices=7)}}
-    assert said(compare_facts(facts)) == [
+    assert described(compare_facts(facts)) == [
         (("n1",), "nic-ports", "this node has 8 NICs, n2 7 NICs"),
         (("n2",), "nic-ports", "this node has 7 NICs, n1 8 NICs"),
     ]
@@ -273,7 +275,7 @@ def test_of_two_nodes_that_differ_both_are_named_and_none_is_blamed() -> None:
 
 def test_of_two_clocks_that_differ_both_are_named() -> None:
     facts = {"n1": {"host-clock": {"now_s": 0.0}}, "n2": {"host-clock": {"now_s": 300.0}}}
-    assert said(compare_facts(facts)) == [
+    assert described(compare_facts(facts)) == [
         (("n1",), "host-clock", "clock: it and n2's differ by 5 min"),
         (("n2",), "host-clock", "clock: it and n1's differ by 5 min"),
     ]
@@ -283,7 +285,7 @@ def test_of_two_clocks_that_differ_both_are_named() -> None:
 
 def test_of_two_nodes_that_resolve_a_name_differently_both_are_named() -> None:
     facts = {"n1": {"network-names": names(n3=["10.0.0.3"])}, "n2": {"network-names": names(n3=["10.0.0.4"])}}
-    assert said(compare_facts(facts)) == [
+    assert described(compare_facts(facts)) == [
         (("n1",), "network-names", "n3 resolves to 10.0.0.3 here, to 10.0.0.4 on n2"),
         (("n2",), "network-names", "n3 resolves to 10.0.0.4 here, to 10.0.0.3 on n1"),
     ]
@@ -291,7 +293,7 @@ def test_of_two_nodes_that_resolve_a_name_differently_both_are_named() -> None:
 
 def test_without_a_majority_all_are_named() -> None:
     odd = {f"n{n}": versions(kernel="6.8") for n in range(5, 9)}
-    assert said(compare_facts(nodes("host-versions", versions(), **odd))) == [
+    assert described(compare_facts(nodes("host-versions", versions(), **odd))) == [
         (("n1", "n2", "n3", "n4"), "host-versions", "this node has kernel 5.15.0-91, 4 others kernel 6.8"),
         (("n5", "n6", "n7", "n8"), "host-versions", "this node has kernel 6.8, 4 others kernel 5.15.0-91"),
     ]
@@ -299,7 +301,7 @@ def test_without_a_majority_all_are_named() -> None:
 
 def test_many_kinds_are_counted() -> None:
     facts: Any = {f"n{n}": {"host-versions": versions(kernel=f"6.{n}")} for n in range(6)}
-    first = said(compare_facts(facts))[0]
+    first = described(compare_facts(facts))[0]
     assert first[2] == "this node has kernel 6.0, n1 kernel 6.1, n2 kernel 6.2, n3 kernel 6.3, and 2 more kinds"
 
 
@@ -344,7 +346,7 @@ def test_facts_of_verdicts_distinguish_absent_from_unknown() -> None:
     assert facts_of(verdicts) == {"gpu-count": None, "host-memory": {"total": GIB}}
     others = [Verdict("gpu-count", OK, "8 GPUs", (), facts=gpus(8))]
     found = compare({"n1": verdicts, "n2": others, "n3": others})
-    assert said(found) == [(("n1",), "gpu-count", "2 of 3 nodes have 8 GPUs, this one no GPUs")]
+    assert described(found) == [(("n1",), "gpu-count", "2 of 3 nodes have 8 GPUs, this one no GPUs")]
 
 
 def check_of(name: str) -> Any:
@@ -375,4 +377,6 @@ def test_a_thousand_nodes_are_compared_at_once() -> None:
         for n in range(1000)
     }
     facts["n500"]["nic-ports"] = ports(devices=7)
-    assert said(compare_facts(facts)) == [(("n500",), "nic-ports", "999 of 1000 nodes have 8 NICs, this one 7 NICs")]
+    assert described(compare_facts(facts)) == [
+        (("n500",), "nic-ports", "999 of 1000 nodes have 8 NICs, this one 7 NICs")
+    ]

@@ -99,18 +99,18 @@ def test_a_fit_node_prints_nothing_and_another_one_line(world: World, capsys: py
     main(["--slurm", "health-check"])
     out, err = capsys.readouterr()
     assert (out, err) == ("ftslurm health: n17: 1 warn: gpu-b: GPU 3: 2 ECC errors\n", "")
-    assert not out.startswith("print "), "that would be a word to a TaskProlog"
+    assert not out.startswith("print "), "that would be a command to a TaskProlog"
 
 
 def test_the_sets_fit_the_moment_and_can_be_chosen(world: World) -> None:
-    for words, expected in (
+    for options, expected in (
         (["health-check"], ["gpu-b"]),
         (["prolog"], ["gpu-a"]),
         (["epilog", "--all"], ["gpu-a", "gpu-b", "host-c"]),
         (["health-check", "host"], ["host-c"]),
         (["health-check", "--all", "--skip", "gpu"], ["host-c"]),
     ):
-        assert main(["--slurm", *words]) == 0
+        assert main(["--slurm", *options]) == 0
         assert world.ran == expected
 
 
@@ -145,7 +145,7 @@ def test_commands_are_found_without_a_path(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["--slurm", "nothing"], "expected one of health-check, prolog, epilog, help, found 'nothing'"),
         (["--drain"], "--drain and --act need --slurm"),
@@ -157,9 +157,9 @@ def test_commands_are_found_without_a_path(world: World) -> None:
     ],
 )
 def test_wrong_usage_gives_code_2_and_checks_nothing(
-    words: list[str], expected: str, world: World, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
+    assert main(arguments) == 2
     assert expected in capsys.readouterr().err and world.ran == []
 
 
@@ -171,5 +171,5 @@ def test_a_name_that_slurm_would_not_give_is_refused(world: World, monkeypatch: 
 def test_help_shows_how_to_set_slurm_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--slurm", "help"]) == 0
     text = capsys.readouterr().out
-    for word in ("HealthCheckProgram=", "Prolog=", "--drain", "SLURM_CONF", "nohold_on_prolog_fail"):
-        assert word in text
+    for expected in ("HealthCheckProgram=", "Prolog=", "--drain", "SLURM_CONF", "nohold_on_prolog_fail"):
+        assert expected in text

@@ -58,8 +58,8 @@ def hangs(at: str, step: str, **more: Any) -> Json:
     return {**UNPROBED, "hung": step, "real": at, **more}
 
 
-def fails(step: str, number: int, words: str = "", **more: Any) -> Json:
-    return {"error": [step, number, words or os.strerror(number)], **more}
+def fails(step: str, number: int, message: str = "", **more: Any) -> Json:
+    return {"error": [step, number, message or os.strerror(number)], **more}
 
 
 def missing(nearest: str, empty: bool = False, **more: Any) -> Json:
@@ -67,9 +67,9 @@ def missing(nearest: str, empty: bool = False, **more: Any) -> Json:
 
 
 def fault(
-    name: str, place: CheckedPath, changes: Json, status: str, words: str, context: Context = NODE, **more: Any
+    name: str, place: CheckedPath, changes: Json, status: str, expected: str, context: Context = NODE, **more: Any
 ) -> Any:
-    return pytest.param(place, changes, status, words, context, more.get("gpus", False), more.get("before"), id=name)
+    return pytest.param(place, changes, status, expected, context, more.get("gpus", False), more.get("before"), id=name)
 
 
 FAULTS = [
@@ -206,16 +206,16 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("place", "changes", "status", "words", "context", "gpus", "before"), FAULTS)
+@pytest.mark.parametrize(("place", "changes", "status", "expected", "context", "gpus", "before"), FAULTS)
 def test_faults_are_found(
-    place: CheckedPath, changes: Json, status: str, words: str, context: Context, gpus: bool, before: Json | None
+    place: CheckedPath, changes: Json, status: str, expected: str, context: Context, gpus: bool, before: Json | None
 ) -> None:
     names = {"path": place.path, "what": place.what}
     then = None if before is None else {"places": [{**GOOD, **before, **names}]}
     facts = {"places": [{**GOOD, **changes, **names}], "gpus": gpus}
     judgement = storage_paths.judge(facts, then, context)
-    said = [describe(finding) for finding in judgement.findings]
-    assert any(words in one for one in said), said
+    texts = [describe(finding) for finding in judgement.findings]
+    assert any(expected in one for one in texts), texts
     assert worst(finding.status for finding in judgement.findings) == status
     for finding in judgement.findings:
         assert "\n" not in finding.text and not finding.text.endswith(".") and finding.advice.endswith(".")
@@ -293,11 +293,11 @@ FAULTS_OF_LUSTRE = [
 ]
 
 
-@pytest.mark.parametrize(("said", "used", "status", "words"), FAULTS_OF_LUSTRE)
-def test_lustres_own_status_is_used(said: str, used: list[str], status: str, words: str) -> None:
+@pytest.mark.parametrize(("status_text", "used", "status", "expected"), FAULTS_OF_LUSTRE)
+def test_lustres_own_status_is_used(status_text: str, used: list[str], status: str, expected: str) -> None:
     context = Context("n1", paths=(CheckedPath("/scratch", "data"),))
-    (finding,) = storage_lustre.judge({"status_text": said, "used": used}, None, context).findings
-    assert describe(finding).startswith(words) and finding.status == status
+    (finding,) = storage_lustre.judge({"status_text": status_text, "used": used}, None, context).findings
+    assert describe(finding).startswith(expected) and finding.status == status
 
 
 @pytest.mark.parametrize("place", ["sys", "proc"])
@@ -521,10 +521,10 @@ FAULTS_OF_ROUND_TRIPS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "status", "words"), FAULTS_OF_ROUND_TRIPS)
-def test_faults_of_the_round_trip_are_found(changes: Json, status: str, words: str) -> None:
+@pytest.mark.parametrize(("changes", "status", "expected"), FAULTS_OF_ROUND_TRIPS)
+def test_faults_of_the_round_trip_are_found(changes: Json, status: str, expected: str) -> None:
     (finding,) = trip(**({"write_s": None, "read_s": None} | changes if "write_s" not in changes else changes))
-    assert finding.status == status and words in finding.text
+    assert finding.status == status and expected in finding.text
 
 
 def test_findings_of_the_quick_run_are_not_repeated() -> None:

@@ -1,4 +1,4 @@
-"""A look at one or many nodes in words: worst first, outliers before what all have, one line for each check."""
+"""A look at one or many nodes as text: worst first, outliers before what all have, one line for each check."""
 
 from __future__ import annotations
 

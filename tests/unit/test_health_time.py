@@ -39,10 +39,10 @@ BEGAN = reading(100.0)
         pytest.param(reading(110.0), 10.0, id="it sleeps in a driver"),
         pytest.param(reading(110.0, "D"), 10.0, id="it sleeps and cannot be killed"),
         pytest.param(reading(110.0, queued_s=9.5), 0.5, id="it waited for a CPU, and sleeps only now"),
-        pytest.param(reading(110.0, "R"), 0.0, id="it waits for a CPU, of which the kernel does not tell yet"),
+        pytest.param(reading(110.0, "R"), 0.0, id="it waits for a CPU, of which the kernel has no figure yet"),
         pytest.param(reading(110.0, "R", ran_s=9.1), 9.0, id="it spins in a driver"),
         pytest.param(reading(110.0, "T"), 0.0, id="it is stopped"),
-        pytest.param(reading(110.0, queued_s=None), 10.0, id="this kernel does not tell"),
+        pytest.param(reading(110.0, queued_s=None), 10.0, id="this kernel has no figure"),
         pytest.param(Reading(110.0, None), 10.0, id="it is gone"),
     ],
 )
@@ -51,9 +51,9 @@ def test_what_a_process_waited_for_a_cpu_is_not_the_devices_time(now: Reading, w
 
 
 def test_this_kernel_has_how_long_a_process_waited_for_a_cpu() -> None:
-    told = scheduling(os.getpid())
-    assert told is not None
-    assert told.state == "R" and told.ran_s > 0
+    found = scheduling(os.getpid())
+    assert found is not None
+    assert found.state == "R" and found.ran_s > 0
     assert scheduling(2**22 + 1) is None
 
 

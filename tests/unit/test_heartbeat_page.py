@@ -184,7 +184,7 @@ def test_two_living_processes_do_not_write_one_mark(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         first[heartbeat_page.PID], first[heartbeat_page.PID_STARTED] = other.pid, heartbeat_page._started(other.pid)
         assert heartbeat_page.open_writer(tmp_path) is None
-        first[heartbeat_page.PID_STARTED] -= 1  # the pid is somebody else's by now
+        first[heartbeat_page.PID_STARTED] -= 1  # the pid is another process's by now
         assert heartbeat_page.open_writer(tmp_path) is not None
         first[heartbeat_page.PID], first[heartbeat_page.PID_STARTED] = other.pid, heartbeat_page._started(other.pid)
         other.kill()

@@ -51,7 +51,7 @@ def record(function: Callable[[], object]) -> ExceptionRecord:
     return recorded_as(error, error.__traceback__)
 
 
-def said(exception: ExceptionRecord) -> tuple[str, str, str]:
+def described(exception: ExceptionRecord) -> tuple[str, str, str]:
     """Return cause, description and innermost function of a failure by this exception."""
     evidence = with_exception(Evidence("exception"), reason(exception))
     cause, found = find(evidence)
@@ -71,7 +71,7 @@ data.path
 def test_a_validation_error_names_its_fields_in_one_line() -> None:
     expected = "2 errors for TrainConfig: optim.lr: no valid number; data.path: Field required"
     assert (
-        said(ExceptionRecord("ValidationError", "pydantic", PYDANTIC, frames=FRAME))[1]
+        described(ExceptionRecord("ValidationError", "pydantic", PYDANTIC, frames=FRAME))[1]
         == f"ValidationError: {expected}"
     )
     many = "9 validation errors for X\n" + "\n".join(
@@ -83,9 +83,9 @@ def test_a_validation_error_names_its_fields_in_one_line() -> None:
 
 def test_the_ends_of_lines_in_binary_data_do_not_end_a_message() -> None:
     binary = ExceptionRecord("ValueError", "builtins", "bad magic: \x00\xff\r\n\x07GIF89a at offset 4096", frames=FRAME)
-    assert said(binary)[1] == "ValueError: bad magic: \x00\xff \x07GIF89a at offset 4096"
+    assert described(binary)[1] == "ValueError: bad magic: \x00\xff \x07GIF89a at offset 4096"
     coloured = ExceptionRecord("ValueError", "builtins", "\x1b[31mno label\x1b[0m\nin row 7\nof 9", frames=FRAME)
-    assert "\n" in said(coloured)[1] or "; " in said(coloured)[1]
+    assert "\n" in described(coloured)[1] or "; " in described(coloured)[1]
 
 
 # Exceptions of other processes
@@ -147,10 +147,10 @@ BORDERS = (of_a_loader, of_a_pool, of_spawn, of_a_checkpoint)
 
 @pytest.mark.parametrize("border", BORDERS, ids=lambda each: each.__name__)
 def test_the_exception_of_another_process_is_judged_with_its_own_place(border: Any) -> None:
-    cause, text, function = said(record(border(label)))
+    cause, text, function = described(record(border(label)))
     assert (cause, function) == ("exception", "label")
     assert text.startswith("KeyError: 'label'")
-    assert said(record(border(disk)))[0] == "disk-full"
+    assert described(record(border(disk)))[0] == "disk-full"
 
 
 @pytest.mark.parametrize("outer", BORDERS, ids=lambda each: each.__name__)
@@ -158,7 +158,7 @@ def test_the_exception_of_another_process_is_judged_with_its_own_place(border: A
 def test_borders_within_borders_are_passed_too(outer: Any, inner: Any) -> None:
     if (outer, inner) == (of_a_checkpoint, of_a_pool):
         pytest.skip("torch's checkpoints pass on no cause, and so not the pool's remote traceback")
-    cause, text, function = said(record(outer(inner(label))))
+    cause, text, function = described(record(outer(inner(label))))
     assert (cause, function) == ("exception", "label")
     assert text.startswith("KeyError: 'label'")
 
@@ -179,8 +179,8 @@ def test_a_failure_in_a_librarys_function_of_another_process_has_the_users_place
 
 
 def test_the_exception_that_passed_it_on_is_named() -> None:
-    assert said(record(of_a_loader(label)))[1] == "KeyError: 'label' (in DataLoader worker process 1)"
-    assert said(record(of_spawn(label)))[1] == "KeyError: 'label' (in process 2)"
+    assert described(record(of_a_loader(label)))[1] == "KeyError: 'label' (in DataLoader worker process 1)"
+    assert described(record(of_spawn(label)))[1] == "KeyError: 'label' (in process 2)"
 
 
 def test_an_agent_judges_the_same_exception() -> None:
@@ -253,7 +253,7 @@ def test_of_a_chain_of_any_length_the_raised_exception_and_the_root_are_named(le
     exception = chain(length)
     whole = error_record_in(error_file(ErrorRecord("exception", 5, "x", exception=exception)), "it")[0]
     assert whole.exception == exception
-    assert said(exception)[1] == f"ValueError: link {length - 2} (from KeyError: 'root')"
+    assert described(exception)[1] == f"ValueError: link {length - 2} (from KeyError: 'root')"
     evidence = with_exception(Evidence("exception"), exception)
     shown = "\n".join(lines(evidence, *find(evidence)))
     assert length == 2 or f"{length} exceptions in all" in shown
@@ -297,7 +297,7 @@ def masks_in_a_generator() -> None:
 
 @pytest.mark.parametrize("function", [masks_in_finally, masks_in_exit, masks_in_a_generator])
 def test_what_a_cleanup_masks_is_judged_and_both_are_named(function: Callable[[], object]) -> None:
-    cause, text, place = said(record(function))
+    cause, text, place = described(record(function))
     assert (cause, place) == ("exception", "label")
     assert text.startswith("KeyError: 'label' (its cleanup raised ")
     assert ("cannot close" in text) or ("No space left" in text)
@@ -328,13 +328,13 @@ def raises_after_the_cleanup() -> None:
 
 
 def test_an_exception_that_a_handler_hides_by_from_none_is_not_named() -> None:
-    assert said(record(raises_in_handler)) == ("exception", "TypeError: unsupported label", "raises_in_handler")
+    assert described(record(raises_in_handler)) == ("exception", "TypeError: unsupported label", "raises_in_handler")
 
 
 @pytest.mark.parametrize("function", [raises_in_handler_plainly, raises_after_the_cleanup])
 def test_what_a_handler_raises_is_judged_and_what_it_handled_is_named(function: Callable[[], object]) -> None:
     text = "TypeError: unsupported label (after KeyError: 'label')"
-    assert said(record(function)) == ("exception", text, function.__name__)
+    assert described(record(function)) == ("exception", text, function.__name__)
 
 
 def trains_without_labels() -> None:
@@ -349,7 +349,7 @@ def continues_without() -> None:
 
 
 def test_what_fails_in_a_function_that_a_handler_calls_is_another_failure() -> None:
-    assert said(record(continues_without))[1] == "RuntimeError: loss is 0"
+    assert described(record(continues_without))[1] == "RuntimeError: loss is 0"
 
 
 # Messages that say nothing, or say it late
@@ -362,9 +362,9 @@ def asserts() -> None:
 
 def test_an_exception_without_a_message_is_described_by_its_line() -> None:
     exception = record(lambda: exec(compile("raise EOFError", "<x>", "exec")))
-    assert said(exception)[1].startswith("EOFError in ")
+    assert described(exception)[1].startswith("EOFError in ")
     plain = ExceptionRecord("AssertionError", "builtins", frames=record(asserts).frames)
-    assert said(plain)[1] == 'AssertionError in "assert shape == (8, 513)"'
+    assert described(plain)[1] == 'AssertionError in "assert shape == (8, 513)"'
 
 
 def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:

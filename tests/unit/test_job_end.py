@@ -1,4 +1,4 @@
-"""The end of a job: who is waited for, who ends the job when the batch script died with its node, and the exit code."""
+"""The end of a job: what is waited for, what ends it when the batch script died with its node, and the exit code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def slurm_job() -> SlurmJob:
 
 
 class World:
-    """A run directory in which n1 runs the batch script, a Slurm, and a clock; stories happen while somebody sleeps."""
+    """A run directory in which n1 runs the batch script, a Slurm, and a clock; stories happen while the code sleeps."""
 
     def __init__(self, directory: Path) -> None:
         self.run = RunDirectory(str(directory))
@@ -400,7 +400,7 @@ def test_the_scheduler_record_is_written_to_the_attempts_directory_even_without_
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "attempts" / "7.0").mkdir(parents=True)
     save_scheduler_record(slurm_job(), STATE, RunDirectory(str(tmp_path)))
-    said = json.loads((tmp_path / "attempts" / "7.0" / "scheduler.json").read_text())
-    assert (said["attempt"], said["job_id"]) == ("7.0", "7")
-    assert said["problem"].startswith("scontrol was not found")
+    written = json.loads((tmp_path / "attempts" / "7.0" / "scheduler.json").read_text())
+    assert (written["attempt"], written["job_id"]) == ("7.0", "7")
+    assert written["problem"].startswith("scontrol was not found")
     save_scheduler_record(slurm_job(), STATE, RunDirectory(str(tmp_path / "gone")))

@@ -37,7 +37,7 @@ def test_another_sign_of_life_restarts_the_silence() -> None:
     liveness = Liveness()
     liveness.update("n1", "i", 1, 0.0)
     liveness.restart("n1", 2.0)
-    liveness.restart("nobody", 2.0)
+    liveness.restart("unknown", 2.0)
     assert liveness.update("n1", "i", 1, 3.0) == 1.0
 
 

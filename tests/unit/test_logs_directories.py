@@ -226,7 +226,7 @@ Events:
 """
 
 
-def test_a_pod_that_kubernetes_ended_is_told_with_its_reason_and_not_by_its_exit_code(tmp_path: Path) -> None:
+def test_a_pod_that_kubernetes_ended_is_shown_with_its_reason_and_not_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "bert-master-0.log").write_text("rank 0 of 2 ready\n" + CLOSED.replace("[rank{r}]: ", ""))
     (tmp_path / "bert-worker-1.log").write_text("rank 1 of 2 ready\nwriting cache shard 311\n")
     (tmp_path / "describe.txt").write_text(EVICTED)

@@ -251,7 +251,7 @@ def test_files_that_begin_alike_are_no_attempts(tmp_path: Path) -> None:
     assert report["cause"]["what"] == "ValueError: bad batch"
 
 
-def test_a_pipe_is_read_and_the_exit_code_tells_whether_there_was_a_failure(
+def test_a_pipe_is_read_and_the_exit_code_shows_whether_there_was_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = tmp_path / "good.out", tmp_path / "bad.out"
@@ -334,7 +334,7 @@ def test_an_exception_in_stderr_was_caught_if_stdout_ends_with_success(tmp_path:
     (tmp_path / "train-7.err").write_text(TRACEBACK)
     (tmp_path / "train-7.out").write_text("step 1\nTraining finished\n")
     assert report_of_logs(tmp_path)["cause"] is None
-    # The batch script's own words.
+    # The batch script's own output.
     (tmp_path / "train-7.out").write_text("step 1\nstep 2\nJob finished at Fri Nov 21\nDone\n")
     assert report_of_logs(tmp_path)["cause"]["what"] == "ValueError: bad batch"
 

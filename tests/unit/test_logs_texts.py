@@ -54,11 +54,11 @@ TEXTS["srun label"] = (
 )
 TEXTS["no end, unlabelled"] = (steps(30) + TB, "some rank: ValueError: bad batch 42")
 TEXTS["caught then goes on"] = (steps(3) + TB + steps(5), "no failure")
-TEXTS["the batch script's last words"] = (
+TEXTS["the batch script's last lines"] = (
     steps(3) + TB + "Elapsed: 12 s\ncopying results to /scratch/ann\nDone\n",
     "some rank: ValueError: bad batch 42",
 )
-TEXTS["its program's last words"] = (steps(3) + TB + "Training finished. Best loss 1.8\nDone\n", "no failure")
+TEXTS["its program's last lines"] = (steps(3) + TB + "Training finished. Best loss 1.8\nDone\n", "no failure")
 TEXTS["requeued and finished"] = (
     steps(30)
     + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-03T11:05:20 DUE TO PREEMPTION ***\n"
@@ -667,7 +667,7 @@ ModuleNotFoundError: No module named 'torch'
 """,
     'evidence Lmod has detected the following error: The following module(s) are unknown: "pytorch/2.3"',
 )
-TEXTS["a shell's word on a child that the ranks survived"] = (
+TEXTS["a shell's message on a child that the ranks survived"] = (
     r"""ERROR:root:retry
 Traceback (most recent call last):
   File "/tmp/t16/programs/p75_noisy_success/train.py", line 20, in <module>
@@ -1105,7 +1105,7 @@ DUMP = """[default{r}]:Timeout (0:00:10)!
 
 
 @pytest.mark.parametrize("differ", [True, False])
-def test_a_stopped_job_whose_ranks_dumped_their_stacks_is_told_where_each_one_was(tmp_path: Path, differ: bool) -> None:
+def test_a_stopped_job_whose_ranks_dumped_their_stacks_is_shown_with_their_places(tmp_path: Path, differ: bool) -> None:
     collective = ("site-packages/torch/distributed/distributed_c10d.py", "all_reduce", 12)
     path = tmp_path / "slurm-4711.out"
     text = steps(4, 3, "[default{r}]:step {s} loss 2\n")

@@ -15,8 +15,8 @@ class Loop:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.told: list[float] = []
-        self.guard = LoopWatchdog(10.0, self.clock.now, self.told.append)
+        self.reported: list[float] = []
+        self.guard = LoopWatchdog(10.0, self.clock.now, self.reported.append)
 
     def look_after(self, seconds: float) -> bool:
         self.clock.advance(seconds)
@@ -29,7 +29,7 @@ def test_a_stuck_turn_is_counted_and_reported_once() -> None:
     assert not loop.look_after(9)
     assert loop.look_after(2)
     assert loop.look_after(30)
-    assert (loop.guard.stuck, loop.told, loop.guard.longest_s) == (1, [11.0], 41.0)
+    assert (loop.guard.stuck, loop.reported, loop.guard.longest_s) == (1, [11.0], 41.0)
 
 
 def test_the_next_turn_is_a_new_one() -> None:
@@ -38,7 +38,7 @@ def test_the_next_turn_is_a_new_one() -> None:
         loop.guard.working()
         assert loop.look_after(12)
         loop.guard.waiting()
-    assert (loop.guard.stuck, loop.told) == (3, [12.0] * 3)
+    assert (loop.guard.stuck, loop.reported) == (3, [12.0] * 3)
 
 
 def test_a_loop_that_waits_is_not_stuck_however_long() -> None:

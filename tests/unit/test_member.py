@@ -76,8 +76,8 @@ def test_a_record_is_written_only_when_it_changes_and_with_every_heartbeat() -> 
     hook: Hook = lambda when, op: writings.append(op.path) if (when, op.name) == (BEFORE, "rename") else None  # noqa: E731
     cluster = Cluster().add("n1", hook=hook)
     cluster.go(10, step=0.1)
-    words = [path for path in writings if path == RUN.node_file("n1")]
-    assert 10 <= len(words) <= 13
+    written = [path for path in writings if path == RUN.node_file("n1")]
+    assert 10 <= len(written) <= 13
 
 
 # The lease
@@ -204,7 +204,7 @@ def test_a_node_stopped_long_ago_does_not_shorten_the_wait_for_another() -> None
     cluster.running(2, "n1", "n2", "n3")
     cluster.publish("n3", reason="SIGTERM from outside", stop_signal="SIGTERM")
     cluster.go(1.5, "n1", "n2", "n3")
-    assert cluster.state().phase == RUNNING, "the others may be told too"
+    assert cluster.state().phase == RUNNING, "the others may get the signal too"
     cluster.publish("n1", reason="SIGTERM from outside", stop_signal="SIGTERM")
     cluster.publish("n2", reason="SIGTERM from outside", stop_signal="SIGTERM")
     cluster.go(1, "n1", "n2", "n3")
@@ -225,7 +225,7 @@ def test_a_filesystem_that_stalls_on_all_nodes_makes_no_node_lost() -> None:
     cluster.add("n1", "n2", "n3", low=2, hook=hook)
     cluster.running(1)
     for position in range(12):
-        # Every call of the tick hangs once, for longer than the timeout, and nobody can write meanwhile.
+        # Every call of the tick hangs once, for longer than the timeout, and no node can write meanwhile.
         stalled[:] = [0.0] * position + [120.0]
         cluster.tick()
         stalled.clear()
@@ -318,8 +318,8 @@ def test_a_record_that_was_damaged_and_rewritten_counts_again() -> None:
     assert cluster.state().lost == ()
 
 
-@pytest.mark.parametrize(("error", "told"), [(errno.ESTALE, False), (errno.EIO, True)])
-def test_an_unreadable_record_is_reported_except_for_a_stale_handle(error: int, told: bool) -> None:
+@pytest.mark.parametrize(("error", "reported"), [(errno.ESTALE, False), (errno.EIO, True)])
+def test_an_unreadable_record_is_reported_except_for_a_stale_handle(error: int, reported: bool) -> None:
     def fail(when: str, operation: Operation) -> None:
         if when == BEFORE and operation.name == "read" and operation.path == RUN.node_file("n2"):
             raise OSError(error, "cannot be read", operation.path)
@@ -328,7 +328,7 @@ def test_an_unreadable_record_is_reported_except_for_a_stale_handle(error: int, 
     cluster.running(1)
     cluster.members[cluster.coordinator()]._fs.hook = fail
     cluster.go(3, cluster.coordinator())
-    assert ("n2.json" in "".join(cluster.views[cluster.coordinator()].notes)) == told
+    assert ("n2.json" in "".join(cluster.views[cluster.coordinator()].notes)) == reported
 
 
 def test_an_old_record_that_nfs_serves_late_is_not_used() -> None:

@@ -141,21 +141,21 @@ def test_a_line_behind_the_half_of_another_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "word",
+    "message",
     [
         ClientMessage("timeouts", 0, 1),
         ClientMessage("misuse", 3, 4, "opened twice", 'da"ta\n\udcff'),
         ClientMessage("finished", 2, 2**22),
     ],
 )
-def test_our_own_messages_survive_the_pipe(word: ClientMessage) -> None:
-    assert encode(word).endswith(b"\n") and encode(word).count(b"\n") == 2
-    assert parse(encode(word).strip()) == word
+def test_our_own_messages_survive_the_pipe(message: ClientMessage) -> None:
+    assert encode(message).endswith(b"\n") and encode(message).count(b"\n") == 2
+    assert parse(encode(message).strip()) == message
 
 
 def test_our_own_messages_are_short_whatever_they_contain() -> None:
-    word = ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * 10000, "\x01" * 10000)
-    encoded = encode(word)
+    message = ClientMessage("misuse", 2**20, 2**22, "\U0001f600" * 10000, "\x01" * 10000)
+    encoded = encode(message)
     assert len(encoded) <= LIMIT
     assert parse(encoded.strip()) == ClientMessage(
         "misuse", 2**20, 2**22, "\U0001f600" * TEXT_LIMIT, "\x01" * TEXT_LIMIT

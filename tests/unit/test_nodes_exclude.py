@@ -171,7 +171,7 @@ def test_strikes_in_a_file_of_an_earlier_version_count_with_the_new_ones(
     assert [strike.run for strike in both.strikes] == ["job-6", "job-7"] and both.reason == "smells"
     assert why_repeat_offender(both, NOW) is not None
     assert files.known("n17") == files.read()["n17"] == files.of("n17", NOW) == both
-    assert files.add_strike("n17", "job-6", "signal 7", NOW - HOUR) == both, "told again"
+    assert files.add_strike("n17", "job-6", "signal 7", NOW - HOUR) == both, "reported again"
     anew = files.exclude("n17", "worse", "ada", NOW + DAY, NOW)
     assert (anew.reason, anew.strikes) == ("worse", both.strikes) and files.read() == {"n17": anew}
     files.end("n17", NOW + 1)
@@ -179,7 +179,7 @@ def test_strikes_in_a_file_of_an_earlier_version_count_with_the_new_ones(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("", ": empty"),
         (edited(), "expected a JSON object of ftslurm/strikes"),
@@ -189,14 +189,14 @@ def test_strikes_in_a_file_of_an_earlier_version_count_with_the_new_ones(
     ],
 )
 def test_broken_strikes_are_reported_and_do_not_change_exclusions(
-    content: str, said: str, files: Exclusions, fs: MemoryFileSystem
+    content: str, expected: str, files: Exclusions, fs: MemoryFileSystem
 ) -> None:
     put(fs, "strikes/n17.json", content)
     put(fs, "n17.json", edited(reason="smells"))
     known = files.read()["n17"]
     assert (known.reason, known.strikes) == ("smells", ())
     (problem,) = files.problems
-    assert said in problem and problem.startswith(f"{DIRECTORY}/strikes/n17.json: ")
+    assert expected in problem and problem.startswith(f"{DIRECTORY}/strikes/n17.json: ")
     assert problem.endswith("n17 counts as one without strikes")
     assert [strike.run for strike in files.add_strike("n17", "job-7", "x", NOW).strikes] == ["job-7"], "begun anew"
     assert files.read()["n17"].holds(NOW) and files.problems == ()
@@ -227,7 +227,7 @@ def test_only_the_newest_strikes_are_kept(files: Exclusions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("", ": empty"),
         ('{"schema": "ftslurm/excluded", "version": 1,', "torn or not JSON"),
@@ -249,13 +249,13 @@ def test_only_the_newest_strikes_are_kept(files: Exclusions) -> None:
     ],
 )
 def test_a_file_broken_by_hand_is_reported_in_one_line_and_its_node_is_allowed(
-    content: str, said: str, files: Exclusions, fs: MemoryFileSystem
+    content: str, expected: str, files: Exclusions, fs: MemoryFileSystem
 ) -> None:
     put(fs, "n17.json", content)
     files.exclude("n3", "", "ada", None, NOW)
     assert list(files.read()) == ["n3"], "the others' files count as ever"
     (problem,) = files.problems
-    assert said in problem and problem.startswith(f"{DIRECTORY}/n17.json: ") and "n17 counts as allowed" in problem
+    assert expected in problem and problem.startswith(f"{DIRECTORY}/n17.json: ") and "n17 counts as allowed" in problem
     assert "\n" not in problem
     assert files.of("n17", NOW) is None and len(files.problems) == 1
 

@@ -149,7 +149,7 @@ def test_two_failures_of_which_nothing_but_the_exit_code_is_known_are_not_the_sa
 
 
 def signed(job: Job, rank: int, signature: str | None) -> None:
-    """Let the node say what it found of a failure that it has told before."""
+    """Let the node report what it found of a failure that it has reported before."""
     node = f"n{rank // 2 + 1}"
     failure = job.records[node].failure
     assert failure is not None
@@ -273,7 +273,7 @@ GIB = 1 << 30
         (1, False, 60 * GIB, None),
         (1, None, None, None),
     ],
-    ids=["by somebody", "limit", "limit of a full host", "full host", "a limit that is not seen", "unknown"],
+    ids=["not for memory", "limit", "limit of a full host", "full host", "a limit that is not seen", "unknown"],
 )
 def test_a_node_is_blamed_for_a_kill_for_memory_only_where_its_own_ran_out(
     recent: int, at_limit: bool | None, least_available: int | None, blame: str | None
@@ -294,9 +294,9 @@ def as_evidence(found: ErrorRecord) -> Evidence:
 @pytest.mark.parametrize(("found", "on_any_node"), NON_RETRYABLE)
 def test_what_cannot_start_is_non_retryable_as_in_the_catalogue(found: ErrorRecord, on_any_node: bool) -> None:
     assert classify(as_evidence(found)).restart == POINTLESS
-    told = retryability(found, 200.0)
-    assert told["non_retryable"]
-    assert told["on_any_node"] is on_any_node
+    judged = retryability(found, 200.0)
+    assert judged["non_retryable"]
+    assert judged["on_any_node"] is on_any_node
     assert retryability(found, NON_RETRYABLE_S)["non_retryable"] is None, "so late it is no start any more"
 
 

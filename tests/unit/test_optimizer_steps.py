@@ -199,7 +199,7 @@ def test_a_script_that_reports_by_itself_takes_over(torch: Torch, agent: Agent, 
 
 
 @pytest.mark.parametrize("call", ["progress", "heartbeat"])
-def test_a_script_that_has_reported_before_keeps_its_word(torch: Torch, agent: Agent, call: str) -> None:
+def test_a_script_that_has_reported_before_keeps_its_own_reports(torch: Torch, agent: Agent, call: str) -> None:
     {"progress": lambda: ftslurm.progress(900), "heartbeat": ftslurm.heartbeat}[call]()
     before = agent.mark
     torch.step(Optimizer(), 50)

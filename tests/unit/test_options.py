@@ -181,8 +181,10 @@ def test_the_log_level_is_that_of_the_options_then_our_variable_then_torchruns(
 
 
 def test_a_level_that_is_none_is_refused_in_our_variable_only() -> None:
-    said = refusal("train.py", FTSLURM_LOG_LEVEL="loud")
-    assert said == "FTSLURM_LOG_LEVEL (in the environment): expected one of error, warning, info, debug, found 'loud'"
+    message = refusal("train.py", FTSLURM_LOG_LEVEL="loud")
+    assert (
+        message == "FTSLURM_LOG_LEVEL (in the environment): expected one of error, warning, info, debug, found 'loud'"
+    )
     both = {"FTSLURM_QUIET": "1", "FTSLURM_VERBOSE": "1"}
     assert "--quiet and --verbose: only one of them" in refusal("train.py", **both)
 
@@ -303,13 +305,13 @@ def test_the_former_name_of_an_option_is_answered_with_the_new_one() -> None:
     ],
 )
 def test_a_wrong_value_is_named_with_what_was_expected(flag: str, text: str, expected: str) -> None:
-    for said in (refusal(flag, text, "train.py"), refusal(f"{flag}={text}", "train.py")):
-        assert said.startswith(flag)
-        assert expected in said
+    for message in (refusal(flag, text, "train.py"), refusal(f"{flag}={text}", "train.py")):
+        assert message.startswith(flag)
+        assert expected in message
     if text:
-        said = refusal("train.py", **{variable(flag): text})
-        assert said.startswith(f"{variable(flag)} (in the environment)")
-        assert expected in said
+        message = refusal("train.py", **{variable(flag): text})
+        assert message.startswith(f"{variable(flag)} (in the environment)")
+        assert expected in message
 
 
 @pytest.mark.parametrize(
@@ -346,13 +348,13 @@ def test_a_wrong_command_line_is_one_line(arguments: tuple[str, ...], expected: 
 def test_an_option_that_only_torchrun_has_is_explained(flag: str) -> None:
     underscored = "--" + flag[2:].replace("-", "_")
     for typed in (flag, underscored):
-        said = refusal(typed, *(["x"] if takes_value(flag) else []), "train.py", "--x").splitlines()
-        assert said == [
+        message = refusal(typed, *(["x"] if takes_value(flag) else []), "train.py", "--x").splitlines()
+        assert message == [
             "1 option of torchrun to be dropped:",
             f"  {typed}: {NOT_OURS[flag]}",
             f"use: ftslurm run {'--nnodes 1 ' if flag == '--standalone' else ''}train.py --x",
         ]
-        assert refusal(f"{typed}=x", "train.py", "--x").splitlines() == said
+        assert refusal(f"{typed}=x", "train.py", "--x").splitlines() == message
 
 
 OLD_LINE = (
@@ -434,7 +436,7 @@ FILES = "all output goes to files in /run/rounds/…/ranks/; "
         ),
     ],
 )
-def test_what_torchrun_would_do_otherwise_is_said(
+def test_what_torchrun_would_do_otherwise_is_reported(
     arguments: str, environment: dict[str, str], expected: list[str]
 ) -> None:
     found = differences(parse_run([*arguments.split(), "train.py"], environment), environment, "/run")
@@ -454,17 +456,17 @@ def test_what_torchrun_would_do_otherwise_is_said(
     ],
 )
 def test_a_misspelt_or_abbreviated_option_names_the_one_that_was_meant(flag: str, meant: str | None) -> None:
-    said = refusal(flag, "x", "train.py")
+    message = refusal(flag, "x", "train.py")
     question = f"did you mean {meant}? " if meant else ""
-    assert said == f"unknown option {flag.partition('=')[0]}; {question}see ftslurm run --help-all"
+    assert message == f"unknown option {flag.partition('=')[0]}; {question}see ftslurm run --help-all"
 
 
 def test_all_mistakes_are_in_one_message_with_the_corrected_line() -> None:
     """Also those that are no options of torchrun: a second submission must not meet the next one."""
-    said = refusal(
+    message = refusal(
         "--nproc_per_nod=8", "--max_restarts=x", "--rdzv-backnd", "c10d", "--tea", "3", "-r", "9", "train.py", "-x"
     )
-    *lines, redirects, use = said.splitlines()
+    *lines, redirects, use = message.splitlines()
     assert redirects.startswith("  --redirects '9': expected 0, 1, 2 or 3")
     corrected = "ftslurm run --nproc-per-node=8 --max_restarts=N --tee 3 -r '0|1|2|3|R:S,…' train.py -x"
     assert use == f"use, with right values: {corrected}"
@@ -478,8 +480,8 @@ def test_all_mistakes_are_in_one_message_with_the_corrected_line() -> None:
 
 
 def test_without_the_meaning_of_an_option_there_is_no_corrected_line() -> None:
-    said = refusal("--rdzv-backend", "c10d", "--bogus", "3", "train.py")
-    assert said.splitlines() == [
+    message = refusal("--rdzv-backend", "c10d", "--bogus", "3", "train.py")
+    assert message.splitlines() == [
         "1 option of torchrun to be dropped and 1 mistake in the options:",
         "  --rdzv-backend: the shared directory is the rendezvous",
         "  unknown option --bogus; see ftslurm run --help-all",
@@ -490,8 +492,8 @@ def test_without_the_meaning_of_an_option_there_is_no_corrected_line() -> None:
 
 def test_options_after_an_unknown_one_are_in_the_message() -> None:
     given = "--num_processes 2 --mixed_precision bf16 --multi_gpu --use_env --rdzv-backend c10d t.py --lr 1"
-    said = refusal(*given.split())
-    assert said.splitlines() == [
+    message = refusal(*given.split())
+    assert message.splitlines() == [
         "2 options of torchrun to be dropped and 3 mistakes in the options:",
         "  --use_env: LOCAL_RANK is always in the ranks' environment",
         "  --rdzv-backend: the shared directory is the rendezvous",
@@ -524,15 +526,15 @@ def test_an_option_without_its_value_takes_no_other_one_and_no_script(given: str
 
 
 def test_without_a_program_there_is_no_corrected_line() -> None:
-    said = refusal("--master_port", "1", "--standalone").splitlines()
-    assert said[-1] == "  expected a program to run"
+    message = refusal("--master_port", "1", "--standalone").splitlines()
+    assert message[-1] == "  expected a program to run"
 
 
 def test_wrong_variables_and_wrong_options_are_one_message() -> None:
-    said = refusal("--max-restarts", "-1", "train.py", FTSLURM_NNODES="two").splitlines()
-    assert len(said) == 4
-    assert said[1].startswith("  FTSLURM_NNODES (in the environment) two: expected")
-    assert said[3] == "use, with right values: ftslurm run --max-restarts N train.py"
+    message = refusal("--max-restarts", "-1", "train.py", FTSLURM_NNODES="two").splitlines()
+    assert len(message) == 4
+    assert message[1].startswith("  FTSLURM_NNODES (in the environment) two: expected")
+    assert message[3] == "use, with right values: ftslurm run --max-restarts N train.py"
 
 
 def test_time_outs_of_ranks_are_one_group_and_off_in_it_is_infinite() -> None:

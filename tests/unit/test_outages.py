@@ -128,7 +128,7 @@ def test_another_job_takes_no_run_over_because_its_agents_could_not_write(direct
 
 def test_another_job_takes_no_run_over_because_a_node_record_cannot_be_read_now(directory: Directory) -> None:
     owner = three(directory)
-    owner.publish("n2", status=LEFT, reason="told")
+    owner.publish("n2", status=LEFT, reason="stop requested")
     owner.tick("n2")
     rival = Cluster()
     rival.fs, rival.clock = owner.fs, owner.clock
@@ -172,9 +172,9 @@ def test_an_outage_lasts_from_the_first_failed_observation_to_the_next_good_one(
 # Health checks
 
 
-def unhealthy(word: NodeRecord, *failed: tuple[str, str]) -> NodeRecord:
+def unhealthy(record: NodeRecord, *failed: tuple[str, str]) -> NodeRecord:
     found = tuple(HealthFinding(check, FAIL, subject, "the disk is full", "", 0) for check, subject in failed)
-    return replace(word, unhealthy="the disk is full", health=Health(FAIL, 0, "quick", found))
+    return replace(record, unhealthy="the disk is full", health=Health(FAIL, 0, "quick", found))
 
 
 FULL = ("storage-paths", "/shared (run directory)")

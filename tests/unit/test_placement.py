@@ -89,8 +89,8 @@ def test_a_batch_script_on_one_node_needs_no_srun() -> None:
 
 @pytest.mark.parametrize("environment", [BATCH, SALLOC])
 def test_several_nodes_without_srun_are_refused_with_the_cure(environment: dict[str, str]) -> None:
-    said = refusal(environment)
-    assert "this is not a task on each of them; start it with ftsrun" in said
+    message = refusal(environment)
+    assert "this is not a task on each of them; start it with ftsrun" in message
 
 
 @pytest.mark.parametrize(("environment", "node"), [(BATCH, "c1"), (SALLOC, "host")])
@@ -173,8 +173,8 @@ def test_without_slurm_it_is_one_node_and_a_run_of_its_own() -> None:
 
 
 def test_without_slurm_several_nodes_are_refused_with_the_cure() -> None:
-    said = refusal({}, "--nnodes", "2")
-    assert "--local-nodes 2" in said
+    message = refusal({}, "--nnodes", "2")
+    assert "--local-nodes 2" in message
     assert placed({}, "--nnodes", "1:4").min_nodes == 1
 
 

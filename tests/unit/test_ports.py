@@ -13,7 +13,7 @@ from ftslurm.agent.ports import HIGHEST, LOWEST, TRIES, ReservedPort, lowest_eph
 
 @pytest.fixture
 def taken():
-    """A port that somebody listens on."""
+    """A port with a listener."""
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()

@@ -8,8 +8,8 @@ from ftslurm.rehearse.plan import Plan, make_plan
 from ftslurm.terminal import UsageError
 
 
-def plan(*words: str, **environment: str) -> Plan:
-    return make_plan(words, environment, "x")
+def plan(*arguments: str, **environment: str) -> Plan:
+    return make_plan(arguments, environment, "x")
 
 
 def test_options_of_run_are_passed_on_and_the_program_stays_as_it_is() -> None:
@@ -68,7 +68,7 @@ def test_the_policy_of_requeues_decides_whether_the_job_would_start_again(
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("preempt", "train.py"), "expected -- and a program"),
         (("preempt", "--"), "expected -- and a program"),
@@ -78,23 +78,25 @@ def test_the_policy_of_requeues_decides_whether_the_job_would_start_again(
         (("oom", "--max-restarts", "x", "--", "a.py"), "--max-restarts x"),
     ],
 )
-def test_a_mistake_is_one_line(words: tuple[str, ...], expected: str) -> None:
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], expected: str) -> None:
     with pytest.raises(UsageError, match="(?s)") as caught:
-        plan(*words)
+        plan(*arguments)
     assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (("fire", "--", "a.py"), "EVENT: expected one of preempt, timeout"),
         (("oom", "--at-step", "many", "--", "a.py"), "--at-step: expected a whole number"),
         (("oom", "--limit", "-1", "--", "a.py"), "--limit"),
     ],
 )
-def test_a_wrong_value_is_one_line(words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_value_is_one_line(
+    arguments: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        plan(*words)
+        plan(*arguments)
     printed = capsys.readouterr().err
     assert expected in printed
     assert printed.count("\n") == 1

@@ -130,7 +130,7 @@ def test_a_script_that_does_not_poll_is_not_ready_for_a_stop() -> None:
     assert "ftslurm.should_stop(step)" in found.missing[0]
 
 
-def test_a_script_that_polls_is_not_said_not_to_when_its_ranks_were_stopped_before_they_left() -> None:
+def test_a_script_that_polls_is_not_reported_as_one_that_does_not_when_its_ranks_were_stopped_early() -> None:
     found = stopped(first=100, stop=None, vote=UNASKED, code=143)
     assert "no rank calls" not in found.text
     assert "the ranks did not leave in order: interrupted: SIGTERM" in found.text

@@ -26,7 +26,7 @@ def parts(accounting: dict[str, Any]) -> dict[str, Any]:
 
 
 def recovering(parent: Path, **kwargs: Any) -> RunBuilder:
-    """Tell of 2 rounds: steps 1-101 in 100 s, failure, then steps 81-181 in 100 s."""
+    """Build a run of 2 rounds: steps 1-101 in 100 s, failure, then steps 81-181 in 100 s."""
     run = RunBuilder(parent, **kwargs).round().steps(1, 101, startup_s=10, over_s=100)
     run.fail(3, ValueError("boom"), step=None, after_s=2).stop(after_s=0.5)
     return run.round(after_s=1).steps(81, 181, startup_s=10, over_s=100).succeed(after_s=5)

@@ -20,7 +20,7 @@ REFUSED = "usage: train.py [--lr LR]\ntrain.py: error: unrecognized arguments: "
 PARSER = (("/w/train.py", 9, "<module>"), ("/usr/lib/python3.11/argparse.py", 2617, "exit"))
 
 
-def told(run: RunBuilder) -> tuple[dict[str, Any], str]:
+def cause_and_text(run: RunBuilder) -> tuple[dict[str, Any], str]:
     report = make_report(run.stop().close("failed", "no restarts").write(), now_ns=run.now_ns + 10**9)
     return report["cause"], " ".join(render(report, zone=time.gmtime).split())
 
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> RunBuilder:
 
 
 def test_no_memory_is_suspected_where_a_loaders_process_crashed(run: RunBuilder) -> None:
-    cause = told(observed(run.fail(2, RuntimeError(f"{LOADER}Segmentation fault. ")), 2))[0]
+    cause = cause_and_text(observed(run.fail(2, RuntimeError(f"{LOADER}Segmentation fault. ")), 2))[0]
     assert cause["cause"] == "dataloader-worker"
     assert "crashed in native code" in cause["advice"]
     assert "memory" not in cause["advice"]
@@ -55,7 +55,7 @@ def test_a_loaders_bus_error_claims_no_full_dev_shm_and_its_boilerplate_is_no_pa
     gone = RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly")
     gone.__cause__ = RuntimeError(BUS)
     handler = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory."
-    cause, text = told(observed(run.fail(2, gone), 2).log(2, handler))
+    cause, text = cause_and_text(observed(run.fail(2, gone), 2).log(2, handler))
     assert cause["cause"] == "dataloader-bus"
     first = text.partition(" in round 1")[0].partition(" at ")[0]
     assert first.startswith("job-123 FAILED: rank 2 on n2: a DataLoader worker died of a bus error (DataLoader")
@@ -64,7 +64,7 @@ def test_a_loaders_bus_error_claims_no_full_dev_shm_and_its_boilerplate_is_no_pa
 
 
 def test_of_a_loaders_bus_error_without_counters_a_full_dev_shm_stays_a_possibility(run: RunBuilder) -> None:
-    cause = told(run.fail(2, RuntimeError(BUS)))[0]
+    cause = cause_and_text(run.fail(2, RuntimeError(BUS)))[0]
     assert (cause["title"], cause["what"]) == (
         "a DataLoader worker died of a bus error",
         f"RuntimeError: {LOADER}Bus error.",
@@ -73,12 +73,12 @@ def test_of_a_loaders_bus_error_without_counters_a_full_dev_shm_stays_a_possibil
 
 
 def test_no_out_of_memory_kill_is_to_be_looked_for_where_none_was_counted(run: RunBuilder) -> None:
-    cause = told(observed(run.fail(2, signal="SIGKILL"), 2))[0]
+    cause = cause_and_text(observed(run.fail(2, signal="SIGKILL"), 2))[0]
     assert cause["advice"].startswith("The kernel counted no out-of-memory kill here")
 
 
 def test_without_a_counter_the_out_of_memory_killer_stays_a_possibility(run: RunBuilder) -> None:
-    assert "OOM killer" in told(run.fail(2, signal="SIGKILL"))[0]["advice"]
+    assert "OOM killer" in cause_and_text(run.fail(2, signal="SIGKILL"))[0]["advice"]
 
 
 def test_no_sender_of_a_signal_is_claimed_where_a_program_was_interrupted(run: RunBuilder) -> None:
@@ -87,30 +87,32 @@ def test_no_sender_of_a_signal_is_claimed_where_a_program_was_interrupted(run: R
     )
     # Python ends itself by SIGINT after any KeyboardInterrupt.
     run.fail(2, KeyboardInterrupt(), signal="SIGINT", log=f"{watchdog}KeyboardInterrupt\n")
-    cause, text = told(run)
-    told_line = "interrupted (KeyboardInterrupt): watchdog: interrupting the main thread (from its stderr)"
-    assert cause["what"] == told_line
+    cause, text = cause_and_text(run)
+    expected = "interrupted (KeyboardInterrupt): watchdog: interrupting the main thread (from its stderr)"
+    assert cause["what"] == expected
     assert "or the program interrupted itself" in cause["advice"]
     assert "SIGINT" not in text.partition(" at train.py")[0]
 
 
 def test_an_empty_stderr_is_not_where_the_reason_of_an_abort_is(run: RunBuilder) -> None:
-    assert "without a message" in told(run.fail(2, signal="SIGABRT"))[0]["advice"]
+    assert "without a message" in cause_and_text(run.fail(2, signal="SIGABRT"))[0]["advice"]
 
 
 @pytest.mark.parametrize(
     ("signal", "advice"), [("SIGALRM", "An alarm of its own"), ("SIGPIPE", "It wrote to a pipe or a socket")]
 )
 def test_a_signal_of_the_programs_own_is_explained(run: RunBuilder, signal: str, advice: str) -> None:
-    assert told(run.fail(2, signal=signal))[0]["advice"].startswith(advice)
+    assert cause_and_text(run.fail(2, signal=signal))[0]["advice"].startswith(advice)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_acts_as_rank_0_is_told_so(run: RunBuilder, rank: int) -> None:
+def test_a_rank_that_acts_as_rank_0_is_reported_as_such(run: RunBuilder, rank: int) -> None:
     kind = type("DistNetworkError", (RuntimeError,), {"__module__": "torch.distributed"})
     error = kind("The server socket has failed to listen on any local network address. port: 29533, EADDRINUSE")
     rendezvous = "/v/lib/python3.11/site-packages/torch/distributed/rendezvous.py"
-    text = told(run.fail(rank, error, frames=(("/w/train.py", 3, "<module>"), (rendezvous, 199, "_create_store"))))[1]
+    text = cause_and_text(
+        run.fail(rank, error, frames=(("/w/train.py", 3, "<module>"), (rendezvous, 199, "_create_store")))
+    )[1]
     assert ("acted as rank 0" in text) is (rank != 0)
 
 
@@ -125,7 +127,7 @@ def test_a_rank_that_acts_as_rank_0_is_told_so(run: RunBuilder, rank: int) -> No
 def test_a_file_that_hides_a_module_of_python_is_named(run: RunBuilder, file: str, advice: str) -> None:
     name = file.rpartition("/")[2].removesuffix(".py")
     error = ImportError(f"cannot import name 'Queue' from '{name}' ({file})")
-    assert told(run.fail(2, error))[0]["advice"].startswith(advice)
+    assert cause_and_text(run.fail(2, error))[0]["advice"].startswith(advice)
 
 
 def test_modules_that_import_each_other_are_no_matter_of_the_environment(run: RunBuilder) -> None:
@@ -133,19 +135,19 @@ def test_modules_that_import_each_other_are_no_matter_of_the_environment(run: Ru
     message = (
         "cannot import name 'Base' from partially initialized module 'models' (most likely due to a circular import)"
     )
-    assert told(run.fail(2, ImportError(message)))[0]["advice"].startswith("Modules import each other")
+    assert cause_and_text(run.fail(2, ImportError(message)))[0]["advice"].startswith("Modules import each other")
 
 
 def test_refused_arguments_are_quoted_and_an_option_of_ftslurm_is_sent_before_the_program(run: RunBuilder) -> None:
     log = f"{REFUSED}--max-restarts 3\n"
     run.attempts[0]["command"] = ["python", "train.py", "--max-restarts", "3"]
-    cause, text = told(run.fail(2, SystemExit(2), frames=PARSER, exit_code=2, log=log))
+    cause, text = cause_and_text(run.fail(2, SystemExit(2), frames=PARSER, exit_code=2, log=log))
     assert "the script refused its arguments: unrecognized arguments: --max-restarts 3 (exit code 2)" in text
     assert "--max-restarts is an option of ftslurm: put it before the program" in cause["advice"]
 
 
 def test_an_option_of_the_program_is_not_taken_for_one_of_ftslurm(run: RunBuilder) -> None:
-    cause = told(run.fail(2, SystemExit(2), frames=PARSER, exit_code=2, log=f"{REFUSED}--optimiser sgd\n"))[0]
+    cause = cause_and_text(run.fail(2, SystemExit(2), frames=PARSER, exit_code=2, log=f"{REFUSED}--optimiser sgd\n"))[0]
     assert "option of ftslurm" not in cause["advice"]
 
 
@@ -153,12 +155,12 @@ def test_a_missing_module_on_all_ranks_names_the_interpreter(run: RunBuilder) ->
     run.attempts[0]["python"] = "/opt/conda/bin/python"
     for rank in range(4):
         run.fail(rank, ModuleNotFoundError("No module named 'flash'"), after_s=0.001)
-    assert "The script was run by /opt/conda/bin/python" in told(run)[0]["advice"]
+    assert "The script was run by /opt/conda/bin/python" in cause_and_text(run)[0]["advice"]
 
 
 def test_a_frame_of_a_library_carries_its_package(run: RunBuilder) -> None:
     frames = (("/w/train.py", 9, "main"), ("/x/lib/python3.11/site-packages/torch/_utils.py", 794, "reraise"))
-    cause, text = told(run.fail(2, ValueError("bad row"), frames=frames))
+    cause, text = cause_and_text(run.fail(2, ValueError("bad row"), frames=frames))
     assert cause["raised_in"]["shown"] == "torch/_utils.py"
     assert "(raised in torch/_utils.py:794)" in text
 
@@ -167,15 +169,15 @@ def test_the_traceback_of_a_syntax_error_is_printed_once(run: RunBuilder) -> Non
     block = '  File "/w/train.py", line 2\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
     run.fail(2, SyntaxError("invalid syntax"), log=f"first line\n{block}")
     run.errors[1, 2] = replace(run.errors[1, 2], traceback=block)
-    assert told(run)[1].count("def f(:") == 1
+    assert cause_and_text(run)[1].count("def f(:") == 1
 
 
 def test_a_script_that_ended_itself_with_a_reason_needs_no_hint_where_to_find_it(run: RunBuilder) -> None:
-    assert told(run.fail(2, SystemExit("validation failed"), log="validation failed\n"))[0]["advice"] == ""
+    assert cause_and_text(run.fail(2, SystemExit("validation failed"), log="validation failed\n"))[0]["advice"] == ""
 
 
 def test_of_a_script_that_ended_itself_without_output_the_place_is_all_there_is(run: RunBuilder) -> None:
     assert (
-        told(run.fail(2, SystemExit(7), exit_code=7))[0]["advice"]
+        cause_and_text(run.fail(2, SystemExit(7), exit_code=7))[0]["advice"]
         == "It printed nothing: see the condition at that line."
     )

@@ -180,7 +180,14 @@ def test_a_killed_agent_is_named_though_the_state_only_saw_its_peers_break(tmp_p
         (ValueError("boom"), -0.01, 0),
         (None, -0.01, 0),
     ],
-    ids=["torch's connection", "an own one", "before its guardian told", "follows", "fails before", "is killed before"],
+    ids=[
+        "torch's connection",
+        "an own one",
+        "before its guardian's notice",
+        "follows",
+        "fails before",
+        "is killed before",
+    ],
 )
 def test_an_agent_whose_guardian_wrote_a_death_notice_is_blamed_for_what_follows(
     tmp_path: Path, error: BaseException | None, after_s: float, blamed: int | None
@@ -331,8 +338,8 @@ def test_stdout_is_shown_when_stderr_has_nothing_else(tmp_path: Path) -> None:
 
 
 def test_an_nccl_watchdogs_abort_is_a_cascade_by_its_own_message(tmp_path: Path) -> None:
-    words = "[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout\n"
-    run = RunBuilder(tmp_path).round().fail(0, signal="SIGABRT", log=words).fail(3, exit_code=7, after_s=1)
+    watchdog = "[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout\n"
+    run = RunBuilder(tmp_path).round().fail(0, signal="SIGABRT", log=watchdog).fail(3, exit_code=7, after_s=1)
     result = report(run.stop().close("failed", "x"))
     assert (result["cause"]["rank"], result["cause"]["what"]) == (3, "exit code 7")
     assert result["rounds"][0]["groups"][0]["cause"] == "nccl-abort"

@@ -34,6 +34,6 @@ print(analyse(gather(Path({str(path)!r}), now_ns=1))['status'])"
 
 
 def test_importing_the_package_loads_none_of_it() -> None:
-    told = "import sys, ftslurm.report; print([m for m in sys.modules if m.startswith('ftslurm.report.')])"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    program = "import sys, ftslurm.report; print([m for m in sys.modules if m.startswith('ftslurm.report.')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sample_runs.builder import RunBuilder
 from test_collective_judgement import entry
-from test_report_hang import DATA, MAIN, REASON, REDUCE, TORCH, told
+from test_report_hang import DATA, MAIN, REASON, REDUCE, TORCH, report_and_text
 
 from ftslurm.dataclasses import replace
 from ftslurm.records.flight import Collective, GroupConfig, Trace
@@ -35,7 +35,7 @@ def recorded(run: RunBuilder, calls: dict[int, list[Collective] | None], **kwarg
 
 
 def hung(parent: Path, places: dict[int, Any], calls: dict[int, list[Collective] | None]) -> RunBuilder:
-    """Tell of four ranks on two nodes that hang; the time-out is that of rank 0."""
+    """Build a run of four ranks on two nodes that hang; the time-out is that of rank 0."""
     run = RunBuilder(parent).round().steps(1, 120).wait(200).hang(0, places=places, step=120)
     return recorded(run, calls).stop(killed=(0,)).close("failed", f"{REASON}; no restarts allowed (--max-restarts 0)")
 
@@ -43,7 +43,7 @@ def hung(parent: Path, places: dict[int, Any], calls: dict[int, list[Collective]
 def test_the_rank_with_another_call_is_the_first_line_with_both_calls_and_its_place_follows(tmp_path: Path) -> None:
     """By the stacks alone, all wait: in all_reduce, and one in all_gather; or all in the same helper."""
     places = {0: REDUCE, 1: REDUCE, 2: GATHER, 3: REDUCE}
-    report, text = told(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: ODD, 3: WAITS}))
+    report, text = report_and_text(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: ODD, 3: WAITS}))
     assert text.startswith(
         """\
 job-123 FAILED: rank 2 on n2 calls all_gather #118 [4096 float32] where ranks
@@ -75,18 +75,18 @@ where the ranks of round 1 were
     ]
 
 
-def test_a_dead_thread_of_the_rank_that_the_others_wait_for_is_told_in_the_first_lines(tmp_path: Path) -> None:
+def test_a_dead_thread_of_the_rank_that_the_others_wait_for_is_named_in_the_first_lines(tmp_path: Path) -> None:
     queue = (MAIN, ("/w/train.py", 18, "batch"), ("/usr/lib/python3.11/queue.py", 171, "get"))
     run = hung(tmp_path, {0: REDUCE, 1: REDUCE, 2: queue, 3: REDUCE}, {0: WAITS, 1: WAITS, 2: REST, 3: WAITS})
     died = (
         'Exception in thread prefetch:\nTraceback (most recent call last):\n  File "/w/train.py", line 12, in parse\n'
     )
-    _, text = told(run.log(2, f"{died}ValueError: row 7\n"))
+    _, text = report_and_text(run.log(2, f"{died}ValueError: row 7\n"))
     assert "rank 2 on n2 has not joined all_reduce #118" in " ".join(text.split())
     assert "thread prefetch of rank 2 died at train.py:12: ValueError: row 7" in "".join(text.splitlines()[:6])
 
 
-def test_ranks_in_a_cycle_whose_time_is_over_are_told_with_the_cycle_though_one_was_asked_after_its_failure(
+def test_ranks_in_a_cycle_that_timed_out_are_shown_with_the_cycle_though_one_was_asked_after_its_failure(
     tmp_path: Path,
 ) -> None:
     run = RunBuilder(tmp_path).round().wait(60)
@@ -100,7 +100,7 @@ def test_ranks_in_a_cycle_whose_time_is_over_are_told_with_the_cycle_though_one_
         config = {each: GroupConfig("", of) for each, of in members.items() if rank in of and rank != 1}
         run.collectives(rank, Trace(calls, config, {}), left=rank != 1)
     run.history[-1]["failure"]["by_peers"] = True
-    report, text = told(run.stop().close("failed", REASON))
+    report, text = report_and_text(run.stop().close("failed", REASON))
     assert (
         "FAILED: ranks 0, 1, 3, 2 wait for each other in a cycle: groups are used in different orders at"
         in " ".join(text.split())
@@ -118,7 +118,9 @@ def test_ranks_in_a_cycle_whose_time_is_over_are_told_with_the_cycle_though_one_
 
 
 def test_the_records_find_the_odd_rank_where_all_stacks_are_alike(tmp_path: Path) -> None:
-    report, text = told(hung(tmp_path, dict.fromkeys(range(4), REDUCE), {0: WAITS, 1: WAITS, 2: ODD, 3: WAITS}))
+    report, text = report_and_text(
+        hung(tmp_path, dict.fromkeys(range(4), REDUCE), {0: WAITS, 1: WAITS, 2: ODD, 3: WAITS})
+    )
     assert (report["cause"]["rank"], report["cause"]["node"]) == (2, "n2")
     assert " *rank 2 on n2  in all_reduce at train.py:88\n  ranks 0-1, 3  in all_reduce at train.py:88\n" in text
     assert "none of them" not in text
@@ -126,7 +128,7 @@ def test_the_records_find_the_odd_rank_where_all_stacks_are_alike(tmp_path: Path
 
 def test_a_rank_that_has_not_joined_is_shown_with_its_place_and_its_last_call(tmp_path: Path) -> None:
     places = {0: REDUCE, 1: REDUCE, 2: REDUCE, 3: DATA}
-    report, text = told(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST}))
+    report, text = report_and_text(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST}))
     assert " ".join(text.split()).startswith(
         "job-123 FAILED: rank 3 on n2 has not joined all_reduce #118 [4096 float32], in which ranks 0-2 wait"
         " (group default_pg) in DataLoader at data.py:40; step 120, round 1; noticed by rank 0"
@@ -136,16 +138,16 @@ def test_a_rank_that_has_not_joined_is_shown_with_its_place_and_its_last_call(tm
 
 
 def test_a_rank_whose_stacks_are_missing_is_named_all_the_same(tmp_path: Path) -> None:
-    report, text = told(hung(tmp_path, {0: REDUCE, 1: REDUCE}, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST}))
+    report, text = report_and_text(hung(tmp_path, {0: REDUCE, 1: REDUCE}, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST}))
     assert (report["cause"]["rank"], report["cause"]["node"]) == (3, "n2")
     assert "no stacks were collected of 2 ranks (2-3)" in text
-    report, _ = told(hung(tmp_path / "b", {}, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST}))
+    report, _ = report_and_text(hung(tmp_path / "b", {}, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST}))
     assert (report["cause"]["rank"], report["rounds"][0]["whereabouts"]) == (3, None)
 
 
-def test_of_a_rank_that_is_stopped_the_stacks_tell_and_the_records_what_the_others_wait_in(tmp_path: Path) -> None:
+def test_the_stacks_show_that_a_rank_is_stopped_and_the_records_what_the_others_wait_in(tmp_path: Path) -> None:
     places = {0: REDUCE, 1: REDUCE, 2: REDUCE, 3: "stopped (SIGSTOP)"}
-    report, text = told(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: WAITS, 3: None}))
+    report, text = report_and_text(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: WAITS, 3: None}))
     assert report["cause"]["what"] == "hung: stopped (SIGSTOP), while 3 ranks wait in all_reduce at train.py:88"
     assert report["rounds"][0]["collectives"]["used"] is False
     assert "ranks 0-2 wait in all_reduce #118 [4096 float32] (group default_pg); of rank 3" in " ".join(text.split())
@@ -155,7 +157,7 @@ def test_of_a_rank_that_is_stopped_the_stacks_tell_and_the_records_what_the_othe
 def test_a_rank_that_waits_perhaps_for_a_stopped_one_is_not_blamed(tmp_path: Path) -> None:
     """Rank 2 has not joined, as it waits in something that is not recorded, perhaps for rank 3."""
     places = {0: REDUCE, 1: REDUCE, 2: DATA, 3: "stopped (SIGSTOP)"}
-    report, _ = told(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: REST, 3: None}))
+    report, _ = report_and_text(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: REST, 3: None}))
     assert report["rounds"][0]["collectives"]["culprits"]["ranks"] == "2"
     assert (report["cause"]["rank"], report["rounds"][0]["collectives"]["used"]) == (3, False)
 
@@ -164,7 +166,7 @@ def test_the_first_lines_are_whole_also_with_a_long_name_of_the_run_and_a_time_o
     run = RunBuilder(tmp_path, run_id="local-20261123-113031-13965").round().steps(1, 120).wait(200)
     run.hang(2, "no optimizer step for 600 s (time-out 600 s)", places={0: REDUCE, 1: REDUCE, 2: GATHER, 3: REDUCE})
     recorded(run, {0: WAITS, 1: WAITS, 2: ODD, 3: WAITS}).stop(killed=(2,)).close("failed", REASON)
-    _, text = told(run)
+    _, text = report_and_text(run)
     assert text.splitlines()[:4] == [
         "local-20261123-113031-13965 FAILED: rank 2 on n2 calls all_gather #118 [4096",
         "  float32] where ranks 0-1, 3 call all_reduce #118 [4096 float32] (group",
@@ -175,7 +177,7 @@ def test_the_first_lines_are_whole_also_with_a_long_name_of_the_run_and_a_time_o
 
 def test_two_against_two_are_both_in_the_first_line_and_no_rank_is_a_suspect(tmp_path: Path) -> None:
     places = {0: REDUCE, 1: REDUCE, 2: GATHER, 3: GATHER}
-    report, text = told(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: ODD, 3: ODD}))
+    report, text = report_and_text(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: ODD, 3: ODD}))
     assert " ".join(text.split()).startswith(
         "job-123 FAILED: ranks 0-1 call all_reduce #118 [4096 float32] where ranks 2-3 call"
         " all_gather #118 [4096 float32] (group default_pg)"
@@ -188,7 +190,9 @@ def test_two_against_two_are_both_in_the_first_line_and_no_rank_is_a_suspect(tmp
 
 def test_all_in_one_call_is_no_rank_s_fault_even_if_one_is_elsewhere(tmp_path: Path) -> None:
     """Rank 3 has made the call without waiting for it: the transport does the rest."""
-    report, text = told(hung(tmp_path, {0: REDUCE, 1: REDUCE, 2: REDUCE, 3: DATA}, dict.fromkeys(range(4), WAITS)))
+    report, text = report_and_text(
+        hung(tmp_path, {0: REDUCE, 1: REDUCE, 2: REDUCE, 3: DATA}, dict.fromkeys(range(4), WAITS))
+    )
     assert "job-123 FAILED: all 4 ranks have called all_reduce #118 [4096 float32] alike" in " ".join(text.split())
     assert "the transport is more likely at fault than the script" in " ".join(text.split())
     assert not any(group["suspect"] for group in report["rounds"][0]["whereabouts"]["groups"])
@@ -196,13 +200,13 @@ def test_all_in_one_call_is_no_rank_s_fault_even_if_one_is_elsewhere(tmp_path: P
 
 def test_records_that_do_not_decide_change_nothing_but_are_shown(tmp_path: Path) -> None:
     places = {0: REDUCE, 1: REDUCE, 2: REDUCE, 3: DATA}
-    report, text = told(hung(tmp_path, places, {0: WAITS, 1: WAITS}))
+    report, text = report_and_text(hung(tmp_path, places, {0: WAITS, 1: WAITS}))
     assert (
         report["cause"]["what"] == "hung in DataLoader at data.py:40, while 3 ranks wait in all_reduce at train.py:88"
     )
     assert report["rounds"][0]["collectives"]["verdict"] == "unknown"
     assert "the collectives of round 1\n" in text
-    report, text = told(hung(tmp_path / "b", places, dict.fromkeys(range(4), REST)))
+    report, text = report_and_text(hung(tmp_path / "b", places, dict.fromkeys(range(4), REST)))
     assert report["cause"]["what"].startswith("hung in DataLoader")
     assert report["rounds"][0]["collectives"]["verdict"] == "nothing"
     assert "the collectives of" not in text
@@ -213,7 +217,7 @@ def test_two_groups_in_another_order_are_both_in_the_first_line_and_the_network_
 ) -> None:
     waits = {name: [*REST, entry(1, "gloo:all_reduce", retired=False, process_group=(name, ""))] for name in "12"}
     calls = {0: waits["2"], 1: waits["1"], 2: waits["1"], 3: waits["1"]}
-    report, text = told(hung(tmp_path, dict.fromkeys(range(4), REDUCE), calls))
+    report, text = report_and_text(hung(tmp_path, dict.fromkeys(range(4), REDUCE), calls))
     assert " ".join(text.split()).startswith(
         "job-123 FAILED: ranks wait apart, in several groups: ranks 1-3 in all_reduce #1 (group 1),"
         " rank 0 in all_reduce #1 (group 2)"
@@ -223,14 +227,14 @@ def test_two_groups_in_another_order_are_both_in_the_first_line_and_the_network_
 
 
 def test_a_run_without_records_has_none(tmp_path: Path) -> None:
-    report, _ = told(hung(tmp_path, {0: REDUCE, 3: DATA}, {}))
+    report, _ = report_and_text(hung(tmp_path, {0: REDUCE, 3: DATA}, {}))
     assert report["rounds"][0]["collectives"] is None
-    report, _ = told(hung(tmp_path / "b", {0: REDUCE, 3: DATA}, {0: None, 1: None}))
+    report, _ = report_and_text(hung(tmp_path / "b", {0: REDUCE, 3: DATA}, {0: None, 1: None}))
     assert report["rounds"][0]["collectives"] is None
 
 
 def timed_out(parent: Path, absent: list[Collective] | None, **finish: Any) -> RunBuilder:
-    """Tell of ranks whose all-reduce ended by a time-out, or a broken connection, and of rank 2."""
+    """Build a run of ranks whose all-reduce ended by a time-out, or a broken connection, and of rank 2."""
     run = RunBuilder(parent).round().steps(1, 120).wait(200)
     if finish:
         run.finish(2).wait(1)
@@ -246,7 +250,7 @@ def timed_out(parent: Path, absent: list[Collective] | None, **finish: Any) -> R
 
 
 def test_when_a_collective_times_out_the_rank_that_did_not_come_is_the_headline(tmp_path: Path) -> None:
-    report, text = told(timed_out(tmp_path, REST))
+    report, text = report_and_text(timed_out(tmp_path, REST))
     cause = report["cause"]
     assert (cause["rank"], cause["node"], cause["kind"]) == (2, "n2", "hang"), text
     assert " ".join(text.split()).startswith(
@@ -257,7 +261,7 @@ def test_when_a_collective_times_out_the_rank_that_did_not_come_is_the_headline(
 
 
 def test_when_a_rank_has_ended_the_call_that_waited_for_it_is_named(tmp_path: Path) -> None:
-    report, text = told(timed_out(tmp_path, None, finish=True))
+    report, text = report_and_text(timed_out(tmp_path, None, finish=True))
     assert (report["cause"]["rank"], report["cause"]["cause"]) == (2, "hang"), text
     assert " ".join(text.split()).startswith(
         "job-123 FAILED: rank 2 on n2 ended with exit code 0 while ranks 0-1, 3 wait in all_reduce #118"
@@ -273,13 +277,13 @@ def test_a_completed_call_is_not_named_where_ranks_waited_in_a_transfer_that_glo
         run.fail(rank, RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), frames=frames)
     run.history[-1]["failure"]["by_peers"] = True
     recorded(run, {0: REST, 2: REST, 3: REST}, left=True)
-    report, text = told(run.stop().close("failed", "rank 0 on n1 failed"))
+    report, text = report_and_text(run.stop().close("failed", "rank 0 on n1 failed"))
     assert report["rounds"][0]["collectives"]["verdict"] == "nothing", text
     assert "rank 1 had finished" in text.split("traceback")[0] and "#117" not in text
 
 
 def test_a_rank_that_gloo_aborted_is_no_culprit_alone_and_its_partners_call_is_shown(tmp_path: Path) -> None:
-    said = (
+    output = (
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at x.cc:4] "
         "op.preamble.length <= op.nbytes. 12 vs 10. Received data size doesn't match expected size. "
         "Is there a distributed collective mismatch in your code?\n"
@@ -289,14 +293,14 @@ def test_a_rank_that_gloo_aborted_is_no_culprit_alone_and_its_partners_call_is_s
         f'  File "{TORCH}/distributed/distributed_c10d.py", line 4287 in all_gather\n'
         '  File "/home/ann/lm/train.py", line 6 in exchange\n'
     )
-    run = RunBuilder(tmp_path).round().steps(1, 120).wait(200).fail(2, signal="SIGABRT", log=said, step=120)
+    run = RunBuilder(tmp_path).round().steps(1, 120).wait(200).fail(2, signal="SIGABRT", log=output, step=120)
     run.errors[1, 2] = replace(run.errors[1, 2], stacks=stacks)
     run.history[-1]["failure"]["by_peers"] = True
     for rank in (1, 3):
         run.fail(rank, RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"), step=120)
     wide = entry(1, "gloo:all_gather", input_sizes=((6,),), process_group=("2", "undefined"))
     recorded(run, {0: WAITS, 1: WAITS, 3: [*REST, wide]})
-    report, text = told(run.stop().close("failed", "rank 2 on n2 failed: SIGABRT (abort)"))
+    report, text = report_and_text(run.stop().close("failed", "rank 2 on n2 failed: SIGABRT (abort)"))
     assert " ".join(text.split()).startswith(
         "job-123 FAILED: rank 3 calls all_gather #1 [6 float32] where rank 2 calls a shorter one (group 2)"
     ), text
@@ -311,7 +315,7 @@ def test_an_exception_of_its_own_stays_the_cause(tmp_path: Path) -> None:
     run.history[-1]["failure"] = None
     run.hang(0, places=dict.fromkeys(range(3), REDUCE), after_s=30)
     recorded(run, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST}).stop().close("failed", REASON)
-    report, text = told(run)
+    report, text = report_and_text(run)
     assert (report["cause"]["rank"], report["cause"]["kind"]) == (3, "exception")
     assert "the collectives of round 1\n" in text
 
@@ -326,7 +330,7 @@ def test_a_job_that_was_stopped_while_no_rank_moved_names_the_call(tmp_path: Pat
         run.outputs[key] = f"{head}\n{why}{rest.removeprefix('# why: no heartbeat for 30 s (time-out 30 s)' + chr(10))}"
     recorded(run, {0: WAITS, 1: WAITS, 2: WAITS, 3: REST})
     run.stop(outcome="stopped").close("stopped", "SIGTERM from outside")
-    report, text = told(run)
+    report, text = report_and_text(run)
     assert report["rounds"][0]["standstill"]["text"] == (
         "no rank had moved for 1 min 39 s: rank 3 on n2 has not joined all_reduce #118 [4096 float32],"
         " in which ranks 0-2 wait (group default_pg); it is in DataLoader at data.py:40"
@@ -348,14 +352,14 @@ def test_a_script_that_has_ended_waits_in_no_call_though_its_rank_was_asked_afte
     record = json.loads(run.outputs[1, 1, "collectives"])
     run.outputs[1, 1, "collectives"] = json.dumps({**record, "after": "SIGTERM from outside"})
     run.stop(outcome="stopped").close("stopped", "SIGTERM from outside")
-    text = told(run)[1]
+    text = report_and_text(run)[1]
     assert "rank 1 at the end of Python (the script had ended)" in " ".join(text.split())
     assert "waits in" not in text
 
 
 def test_the_page_and_the_markdown_show_the_calls(tmp_path: Path) -> None:
     places = {0: REDUCE, 1: REDUCE, 2: GATHER, 3: REDUCE}
-    report, _ = told(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: ODD, 3: WAITS}))
+    report, _ = report_and_text(hung(tmp_path, places, {0: WAITS, 1: WAITS, 2: ODD, 3: WAITS}))
     page = html(report)
     assert "The collectives of round 1" in page
     assert "waits in all_gather #118 [4096 float32]" in page
@@ -369,15 +373,15 @@ def test_hostile_and_broken_records_cost_only_themselves(tmp_path: Path, monkeyp
     ranks = path / "rounds" / "000001" / "ranks"
     (ranks / "00001" / "collectives.json").write_bytes(b"{")
     (ranks / "00002" / "collectives.json").write_bytes((ranks / "00003" / "collectives.json").read_bytes())
-    report, text = told_of(path, run)
+    report, text = report_and_text_at(path, run)
     assert [c for c in text if c != "\n" and not c.isprintable()] == []
     assert len(report["problems"]) == 2
     monkeypatch.setattr(gathering, "COLLECTIVES_IN_ALL", 10)
-    report, _ = told_of(path, run)
+    report, _ = report_and_text_at(path, run)
     assert "the rest is not read" in report["problems"][0]["reason"]
 
 
-def told_of(path: Path, run: RunBuilder) -> tuple[dict[str, Any], str]:
+def report_and_text_at(path: Path, run: RunBuilder) -> tuple[dict[str, Any], str]:
     from ftslurm.report.text import render
 
     report = analyse(gather(path, now_ns=run.now_ns))
@@ -388,5 +392,5 @@ def told_of(path: Path, run: RunBuilder) -> tuple[dict[str, Any], str]:
 def test_the_lines_about_collectives_keep_within_the_width(tmp_path: Path) -> None:
     long = [entry(118, "gloo:" + "x" * 150, process_group=("g" * 150, "d" * 150), retired=False)]
     far = [entry(118, "gloo:" + "y" * 150, process_group=("g" * 150, "d" * 150), retired=False)]
-    _, text = told(hung(tmp_path, dict.fromkeys(range(4), REDUCE), {0: long, 1: long, 2: far, 3: long}))
+    _, text = report_and_text(hung(tmp_path, dict.fromkeys(range(4), REDUCE), {0: long, 1: long, 2: far, 3: long}))
     assert max(len(line) for line in text.splitlines() if "File " not in line) <= 80

@@ -1,4 +1,4 @@
-"""A failure is a consequence only of what the records have: the words of its message are no proof."""
+"""A failure is a consequence only of what the records have: the text of its message is no proof."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SHAPE = "shape '[3, 3]' is invalid for input of size 4"
 OWN = "feature service: the ProcessGroup cache timed out"
 
 
-def told(run: RunBuilder) -> tuple[dict[str, Any], str]:
+def cause_and_text(run: RunBuilder) -> tuple[dict[str, Any], str]:
     report = make_report(run.close("failed", "no restarts").write(), now_ns=run.now_ns + 10**9)
     return report["cause"], " ".join(render(report, zone=time.gmtime).split())
 
 
 def test_a_broken_connection_without_any_other_end_is_a_failure_with_a_reason_of_its_own(tmp_path: Path) -> None:
-    cause, text = told(RunBuilder(tmp_path, nodes=4).round().fail(5, RuntimeError(CLOSED)).stop())
+    cause, text = cause_and_text(RunBuilder(tmp_path, nodes=4).round().fail(5, RuntimeError(CLOSED)).stop())
     assert (cause["rank"], cause["role"], cause["follows"]) == (5, "primary", None)
     assert "follows from" not in text
     assert "check the network between the nodes" in text
     assert "ended first" not in text
 
 
-def test_words_that_the_program_itself_raised_are_its_own_reason(tmp_path: Path) -> None:
+def test_a_message_that_the_program_itself_raised_is_its_own_reason(tmp_path: Path) -> None:
     frames = (("/w/train.py", 42, "fetch", f'raise RuntimeError("{OWN}")'),)
-    cause, text = told(RunBuilder(tmp_path, nodes=4).round().fail(2, RuntimeError(OWN), frames=frames).stop())
+    cause, text = cause_and_text(RunBuilder(tmp_path, nodes=4).round().fail(2, RuntimeError(OWN), frames=frames).stop())
     assert (cause["cause"], cause["role"]) == ("exception", "primary")
     assert f"rank 2 on n2: RuntimeError: {OWN}" in text
     assert "waited" not in text
@@ -47,14 +47,14 @@ def test_a_rank_that_a_barrier_names_and_that_did_not_fail_is_what_the_others_wa
     run = RunBuilder(tmp_path, nodes=2).round()
     run.fail(1, RuntimeError(f"Rank 1 reached monitoredBarrier, but received errors: {CLOSED}"))
     run.fail(0, RuntimeError(BARRIER), frames=TORCH, after_s=0.05)
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     # The rank that gave up names the culprit; the other one's connection broke because of that.
     assert (cause["rank"], cause["role"], cause["follows"]) == (0, "cascade", "rank 3 had not failed")
     assert "FAILED: rank 3 has not come to a monitored barrier, where rank 0 on n1 gave up" in text
     assert "rank 3 had not failed: the others waited for it" in text
 
 
-def test_a_rank_that_a_failure_names_in_its_own_words_is_told_with_its_place_if_it_had_not_failed(
+def test_a_rank_that_a_programs_own_message_names_is_shown_with_its_place_if_it_had_not_failed(
     tmp_path: Path,
 ) -> None:
     class WorkerLost(RuntimeError):
@@ -63,7 +63,7 @@ def test_a_rank_that_a_failure_names_in_its_own_words_is_told_with_its_place_if_
     run = RunBuilder(tmp_path, nodes=2).round().fail(0, WorkerLost("workers 2 and 3 disconnected"))
     run.history[-1]["failure"]["by_peers"] = True
     places = {rank: [("/w/train.py", 7, "main"), ("/w/data.py", 40, "load")] for rank in (1, 2)}
-    _, text = told(run.hang(1, places=places).stop())
+    _, text = cause_and_text(run.hang(1, places=places).stop())
     assert "rank 2 had not failed: it was in load at data.py:40" in text
     assert "rank 1 had not failed" not in text
 
@@ -73,12 +73,12 @@ def test_the_rank_that_ran_on_is_shown_where_another_one_reports_a_failure_witho
     frames = (("/w/train.py", 14, "main", f'raise RuntimeError("{report}")'),)
     run = RunBuilder(tmp_path, nodes=2).round().fail(0, report, frames=frames).fail(3, report, frames=frames)
     run.history[-1]["failure"]["by_peers"] = True
-    _, text = told(run.hang(1, places={rank: [("/w/train.py", 15, "main")] for rank in (1, 2)}).stop())
+    _, text = cause_and_text(run.hang(1, places={rank: [("/w/train.py", 15, "main")] for rank in (1, 2)}).stop())
     assert "rank 2 had not failed: it was in main at train.py:15" in text
 
 
 @pytest.mark.parametrize("function", ["monitored_barrier", "init_process_group", "all_reduce"])
-def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_tell_it(
+def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_show_it(
     tmp_path: Path, function: str
 ) -> None:
     class DistStoreError(RuntimeError):
@@ -94,7 +94,7 @@ def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_t
         run.fail(rank, error, frames=frames, after_s=0.01, module=module)
     run.history[-1]["failure"]["by_peers"] = True
     run.hang(3, places={3: [("/w/train.py", 7, "main"), ("/w/data.py", 40, "load")]})
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     if function == "all_reduce":
         assert cause["rank"] != 3, "whether it has made that call is not known"
         return
@@ -105,11 +105,11 @@ def test_a_rank_that_did_not_come_is_the_headline_with_its_place_if_the_stacks_t
 
 
 @pytest.mark.parametrize(
-    ("source", "told_size"),
+    ("source", "shown_size"),
     [("init_process_group(world_size=5)", " (its world_size is 5)"), ("init_process_group(world_size=size)", "")],
 )
 def test_where_all_ranks_are_in_the_set_up_of_a_larger_group_none_is_missing(
-    tmp_path: Path, source: str, told_size: str
+    tmp_path: Path, source: str, shown_size: str
 ) -> None:
     class DistStoreError(RuntimeError):
         pass
@@ -121,12 +121,12 @@ def test_where_all_ranks_are_in_the_set_up_of_a_larger_group_none_is_missing(
         run.fail(rank, late, frames=frames, after_s=0.01, module="torch.distributed")
     run.history[-1]["failure"]["by_peers"] = True
     run.hang(3, places={3: [("/w/train.py", 42, "main"), (C10D, 1892, "init_process_group")]})
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert "not come" not in text and "*rank 3" not in text
-    subject = f"all 4 ranks are in init_process_group, and wait for more than the job has{told_size}"
+    subject = f"all 4 ranks are in init_process_group, and wait for more than the job has{shown_size}"
     assert f"FAILED: {subject} at train.py:42; in round 1" in text
     assert "Compare the script's world_size with WORLD_SIZE, 4 here" in text
-    assert ("came too late" in text) == (not told_size)
+    assert ("came too late" in text) == (not shown_size)
     assert cause["hang"]["verdict"] == "too-few"
 
 
@@ -135,14 +135,14 @@ def test_where_the_scripts_world_size_is_that_of_the_job_no_more_ranks_are_waite
     run = RunBuilder(tmp_path, nodes=1).round().fail(1, RuntimeError(CLOSED), frames=frames)
     run.history[-1]["failure"]["by_peers"] = True
     run.hang(0, places={0: [("/w/train.py", 42, "main"), (C10D, 9, "init_process_group")]})
-    assert "more than the job has" not in told(run.stop())[1]
+    assert "more than the job has" not in cause_and_text(run.stop())[1]
 
 
 def test_a_rank_that_ended_later_than_the_failure_is_not_what_it_follows_from(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=4).round().fail(5, RuntimeError(CLOSED)).wait(30).finish(1)
-    assert told(run.stop())[0]["role"] == "primary"
+    assert cause_and_text(run.stop())[0]["role"] == "primary"
     run = RunBuilder(tmp_path, nodes=4, run_id="b").round().finish(1).wait(30).fail(5, RuntimeError(CLOSED))
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert (cause["role"], cause["follows"]) == ("cascade", "rank 1 had finished")
     assert "rank 1 had finished with exit code 0" in text
 
@@ -153,14 +153,14 @@ def test_a_group_that_is_larger_than_the_job_is_compared_with_it(tmp_path: Path)
 
     error = DistStoreError("wait timeout after 8000ms, keys: /default_pg/0//cpu//0/0")
     run = RunBuilder(tmp_path, nodes=2).round().fail(1, error, module="torch.distributed")
-    assert "compare its world_size with the ranks, of which there are 4 here" in told(run.stop())[1]
+    assert "compare its world_size with the ranks, of which there are 4 here" in cause_and_text(run.stop())[1]
 
 
-def test_what_all_ranks_have_in_common_is_not_told_of_an_arbitrary_one(tmp_path: Path) -> None:
+def test_what_all_ranks_have_in_common_is_not_reported_of_an_arbitrary_one(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in (2, 0, 3, 1):
         run.fail(rank, ImportError("No module named 'flash'"), after_s=0.01)
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert (cause["alike"]["scope"], cause["alike"]["ranks"]) == ("all", "0-3")
     assert "FAILED: all 4 ranks: ImportError: No module named 'flash'" in text
     assert "at the same time" not in text
@@ -170,31 +170,31 @@ def test_all_ranks_of_a_node_and_only_these(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round()
     run.fail(3, FileNotFoundError(2, "No such file or directory"), after_s=0.1)
     run.fail(2, FileNotFoundError(2, "No such file or directory"), after_s=0.01)
-    cause, text = told(run.stop(after_s=2.0))
+    cause, text = cause_and_text(run.stop(after_s=2.0))
     assert (cause["alike"]["scope"], cause["node"]) == ("nodes", "n2")
     assert "all ranks of n2, and only these: FileNotFoundError" in text
 
 
 def test_all_ranks_of_a_node_while_the_others_were_stopped(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round().fail(3, KeyError("lr")).fail(2, KeyError("lr"), after_s=0.01)
-    text = told(run.stop())[1]
+    text = cause_and_text(run.stop())[1]
     assert "all ranks of n2: KeyError: 'lr'" in text
     assert "whether the other nodes' ranks would have failed so is not known" in text
 
 
 def test_ranks_of_all_nodes_while_the_others_were_stopped(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round().fail(0, KeyError("lr")).fail(3, KeyError("lr"), after_s=0.01)
-    text = told(run.stop())[1]
+    text = cause_and_text(run.stop())[1]
     assert "2 of 4 ranks, on both nodes: KeyError: 'lr'" in text
     assert "the other 2 had not failed so when ftslurm stopped them" in text
 
 
 def test_failures_of_different_places_or_codes_are_not_alike(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=1).round().fail(0, exit_code=3).fail(1, exit_code=4, after_s=0.01)
-    assert told(run.stop())[0]["alike"] is None
+    assert cause_and_text(run.stop())[0]["alike"] is None
     places = [(("/w/train.py", line, "main"),) for line in (4, 9)]
     run = RunBuilder(tmp_path, nodes=1, run_id="b").round().fail(0, KeyError("lr"), frames=places[0])
-    assert told(run.fail(1, KeyError("lr"), frames=places[1], after_s=0.01).stop())[0]["alike"] is None
+    assert cause_and_text(run.fail(1, KeyError("lr"), frames=places[1], after_s=0.01).stop())[0]["alike"] is None
 
 
 def test_ranks_whose_child_process_failed_are_alike_though_the_output_of_only_some_is_read(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_ranks_whose_child_process_failed_are_alike_though_the_output_of_only_so
         # What the process ended by after its exception is no part of the failure.
         run.fail(rank, failed, signal="SIGTERM" if rank == 1 else None, after_s=0.01)
         run.log(rank, f"fatal: not a git repository\nTraceback (most recent call last):\n{CALLED}{failed}\n")
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert (cause["alike"]["scope"], cause["alike"]["ranks"]) == ("all", "0-3")
     assert "all 4 ranks: CalledProcessError: exit status 128 (fatal: not a git repository, from the line" in text
 
@@ -215,7 +215,7 @@ def test_ranks_whose_child_processes_failed_for_different_reasons_are_not_alike(
     for rank, why in enumerate(("fatal: not a git repository", "fatal: bad object HEAD")):
         run.fail(rank, failed, signal="SIGTERM" if rank == 1 else None, after_s=0.01)
         run.log(rank, f"{why}\nTraceback (most recent call last):\n{CALLED}{failed}\n")
-    assert told(run.stop())[0]["alike"] is None
+    assert cause_and_text(run.stop())[0]["alike"] is None
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_rank_that_ended_as_the_first_one_just_when_it_was_stopped_is_alike(
     run.log(3, "found 3 devices, expected 4: refusing to start\n", stream).log(2, f"{line}\n", stream).stop()
     _, worker = run.worker_of(2)
     worker |= {"exit_code": code, "signal": None}
-    cause, text = told(run)
+    cause, text = cause_and_text(run)
     assert f"FAILED: {subject}: exit code 12" in text
     assert "refusing to start" in cause["what"] + "".join(cause["remarks"])
 
@@ -252,7 +252,7 @@ def test_a_traceback_after_which_other_ranks_went_on_until_a_collective_failed_i
     run = RunBuilder(tmp_path).round().fail(3, exit_code=9, log=f"{printed}shutting down: no tokens left\n")
     run.fail(2, closed, frames=TORCH, after_s=0.01)
     run.log(2, f"{printed}Traceback (most recent call last):\n{frame}RuntimeError: {CLOSED}\n")
-    cause, text = told(run.stop(after_s=0.01))
+    cause, text = cause_and_text(run.stop(after_s=0.01))
     assert cause["rank"] == 3
     if handled:
         assert cause["what"].startswith("ConnectionError: no answer in 7 s")
@@ -276,15 +276,15 @@ def test_a_failure_that_all_ranks_raise_is_that_of_the_ranks_that_it_names(
     for rank in (1, 0, 3, 2):
         error = CheckpointException(f"CheckpointException ranks:dict_keys([{named}])\n{inner}\n{why}\n")
         run.fail(rank, error, after_s=0.01)
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert f"FAILED: {subject}" in text
     assert "head.bias" in cause["what"]
     assert cause["rank"] in map(int, named.split(", "))
 
 
-def test_messages_that_differ_in_numbers_only_are_alike_and_said_to_differ(tmp_path: Path) -> None:
+def test_messages_that_differ_in_numbers_only_are_alike_and_reported_to_differ(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=1).round().fail(0, ValueError("shard 0 has 3 columns"))
-    text = told(run.fail(1, ValueError("shard 17 has 4 columns"), after_s=0.01).stop())[1]
+    text = cause_and_text(run.fail(1, ValueError("shard 17 has 4 columns"), after_s=0.01).stop())[1]
     assert "both ranks: ValueError: shard 0 has 3 columns" in text
     assert "their messages differ in numbers" in text
 
@@ -298,7 +298,7 @@ def test_a_broken_socket_of_the_program_after_a_time_out_of_another_rank_is_not_
     for name, after_s, rank in (("a", 0.5, 0), ("b", -0.5, 3)):
         run = RunBuilder(tmp_path, nodes=4, run_id=name).round().wait(5).fail(0, late)
         run.fail(3, ConnectionResetError(104, "Connection reset by peer"), after_s=after_s)
-        assert told(run.stop())[0]["rank"] == rank
+        assert cause_and_text(run.stop())[0]["rank"] == rank
 
 
 def test_a_programs_own_error_after_a_time_out_of_another_rank_may_be_what_that_waited_for(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_programs_own_error_after_a_time_out_of_another_rank_may_be_what_that_
         "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"
     )
     run = RunBuilder(tmp_path, nodes=4).round().fail(0, late).fail(3, ValueError("row 7"), after_s=0.5)
-    assert told(run.stop())[0]["rank"] == 3
+    assert cause_and_text(run.stop())[0]["rank"] == 3
 
 
 def test_a_rank_that_still_waits_where_the_others_gave_up_is_not_the_missing_one(tmp_path: Path) -> None:
@@ -321,20 +321,20 @@ def test_a_rank_that_still_waits_where_the_others_gave_up_is_not_the_missing_one
         run.fail(rank, error, frames=frames, after_s=0.01, module="torch.distributed")
     run.history[-1]["failure"]["by_peers"] = True
     run.hang(3, places={3: [("/w/data.py", 40, "load")], 0: waiting})
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert (cause["rank"], cause["hang"]["verdict"]) == (3, "missing")
     assert "rank 3 on n2 has not come to init_process_group in load at data.py:40" in text
 
 
 @pytest.mark.parametrize("odd", [0, 2])
-def test_the_rank_whose_model_differs_is_told_by_all_messages_together(tmp_path: Path, odd: int) -> None:
+def test_the_rank_whose_model_differs_is_found_from_all_messages_together(tmp_path: Path, odd: int) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in (1, 0, 3, 2):
         other = odd if rank != odd else 1
         own, seen = (6, 4) if rank == odd else (4, 6)
         text = f"Rank {rank} has {own} params, while rank {other} has inconsistent {seen} params."
         run.fail(rank, RuntimeError(f"DDP expects same model across all ranks, but {text}"), frames=TORCH)
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert (cause["rank"], cause["cause"]) == (odd, "model-mismatch")
     assert f"rank {odd} has 6 parameters, the others have 4" in text
 
@@ -346,28 +346,28 @@ def hiding(text: str, behind: BaseException) -> Exception:
     return error
 
 
-def test_what_from_none_hides_tells_a_framework_s_reason_from_its_reactions(tmp_path: Path) -> None:
+def test_what_from_none_hides_separates_a_framework_s_reason_from_its_reactions(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in (2, 0, 1, 3):
         behind = RuntimeError(SHAPE if rank == 2 else CLOSED)
         run.fail(rank, hiding("fit failed in stage train", behind), after_s=0.01)
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert (cause["rank"], cause["role"]) == (2, "primary")
     assert "FAILED: rank 2 on n2: Exception: fit failed in stage train (after RuntimeError: shape" in text
 
 
 def test_a_lookup_that_from_none_hides_is_no_reason_of_its_own(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=1).round().fail(0, hiding("no option lr", KeyError("lr")))
-    assert "KeyError" not in told(run.stop())[1]
+    assert "KeyError" not in cause_and_text(run.stop())[1]
 
 
-def test_the_round_before_is_told_where_it_failed_otherwise(tmp_path: Path) -> None:
+def test_the_round_before_is_shown_where_it_failed_otherwise(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round().fail(1, ValueError("learning rate became negative")).stop()
     run.round().fail(0, FileExistsError(17, "File exists")).stop()
-    text = told(run)[1]
+    text = cause_and_text(run)[1]
     assert "round 1 failed otherwise: rank 1 on n1: ValueError: learning rate became negative at " in text
     again = RunBuilder(tmp_path, nodes=2, run_id="b").round().fail(1, ValueError("boom")).stop()
-    assert "failed otherwise" not in told(again.round().fail(1, ValueError("boom")).stop())[1]
+    assert "failed otherwise" not in cause_and_text(again.round().fail(1, ValueError("boom")).stop())[1]
 
 
 HELPER = "Traceback (most recent call last):\n  File \"/w/prep.py\", line 2, in <module>\nKeyError: 'columns'\n"
@@ -378,18 +378,18 @@ OWN_ENDS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "between", "is_told"),
+    ("kind", "between", "is_shown"),
     [(BrokenPipeError, "closing\n", True), (ValueError, "", True), (ValueError, "closing\n", False)],
 )
-def test_what_a_helper_printed_is_told_of_a_failure_that_may_follow_from_it_and_if_nothing_is_between(
-    tmp_path: Path, kind: type[Exception], between: str, is_told: bool
+def test_what_a_helper_printed_is_shown_with_a_failure_that_may_follow_from_it_if_nothing_is_between(
+    tmp_path: Path, kind: type[Exception], between: str, is_shown: bool
 ) -> None:
     run = RunBuilder(tmp_path, nodes=1).round().fail(0, kind("x"), log=HELPER + between + OWN_ENDS[kind])
-    text = told(run.stop())[1]
-    assert ("it had printed before: KeyError: 'columns' at prep.py:2" in text) == is_told
+    text = cause_and_text(run.stop())[1]
+    assert ("it had printed before: KeyError: 'columns' at prep.py:2" in text) == is_shown
 
 
-def test_where_a_rank_tried_to_connect_is_told_of_the_store_that_it_did_not_come_to(tmp_path: Path) -> None:
+def test_the_address_of_the_store_that_a_rank_could_not_connect_to_is_shown(tmp_path: Path) -> None:
     class DistStoreError(RuntimeError):
         pass
 
@@ -397,7 +397,7 @@ def test_where_a_rank_tried_to_connect_is_told_of_the_store_that_it_did_not_come
     run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(0, late, module="torch.distributed")
     tried = "The client socket has timed out after 7000ms while trying to connect to (127.0.0.1, 23999)."
     run.log(1, f"[E1126 00:05:08.748 socket.cpp:1028] [c10d] {tried}\n")
-    assert "rank 1 tried to connect to 127.0.0.1:23999 in vain" in told(run.stop())[1]
+    assert "rank 1 tried to connect to 127.0.0.1:23999 in vain" in cause_and_text(run.stop())[1]
 
 
 def test_a_rank_that_was_stopped_while_the_others_waited_for_it_is_the_headline(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_rank_that_was_stopped_while_the_others_waited_for_it_is_the_headline(
         run.fail(rank, RuntimeError(late), frames=frames, after_s=0.01)
     run.history[-1]["failure"]["by_peers"] = True
     run.hang(1, places={1: "stopped (SIGSTOP)"})
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert cause["rank"] == 1
     assert "FAILED: rank 1 on n1 was stopped (SIGSTOP) while the others waited for it" in text
     assert "It was stopped from outside" in text
@@ -418,7 +418,7 @@ def test_of_ranks_that_agree_on_a_failure_the_one_that_printed_why_is_named(tmp_
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in (2, 0, 1, 3):
         run.fail(rank, ValueError("x"), after_s=0.01, log=(HELPER if rank == 0 else "") + OWN_ENDS[ValueError])
-    text = told(run.stop())[1]
+    text = cause_and_text(run.stop())[1]
     assert "all 4 ranks: ValueError: x" in text
     assert "rank 0 alone had printed before: KeyError: 'columns' at prep.py:2" in text
 
@@ -436,7 +436,7 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 
 def test_the_dump_of_the_programs_own_faulthandler_has_the_reason_and_the_place(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=1).round().fail(1, signal="SIGABRT", log=FATAL)
-    cause, text = told(run.stop())
+    cause, text = cause_and_text(run.stop())
     assert (cause["where"]["file"], cause["where"]["line"]) == ("/home/ann/lm/tokens.py", 13)
     assert "aborted (SIGABRT): Fatal Python error: tokenizer cache is inconsistent" in text
     assert "Extension modules" not in text.split("stderr")[0]

@@ -1,4 +1,4 @@
-"""Defects of ftslurm itself in the report: what failed where, what it means, and that nobody else is to blame."""
+"""Defects of ftslurm itself in the report: what failed where, what it means, and that nothing else is to blame."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ def test_a_message_that_is_too_long_does_not_hide_the_cause(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("more", [0, 2, 4, 12])
 def test_what_a_cleanup_raised_is_cut_before_the_failure_itself(tmp_path: Path, more: int) -> None:
-    said = f"accumulate must be at least 1, got 0{' in this configuration' * more}"
+    message = f"accumulate must be at least 1, got 0{' in this configuration' * more}"
     error = RuntimeError("Connection closed by peer: typically caused by a remote worker. Check its logs. " * 3)
-    error.__context__ = ValueError(said)
+    error.__context__ = ValueError(message)
     run = RunBuilder(tmp_path).round().fail(3, error, exit_code=3)
     raised = run.errors[1, 3].exception
     assert raised is not None
@@ -46,7 +46,7 @@ def test_what_a_cleanup_raised_is_cut_before_the_failure_itself(tmp_path: Path, 
     headline = first_lines(run.stop()).partition(" at train.py")[0]
     assert "rank 3 on n2: ValueError: accumulate must be at least 1" in headline
     assert headline.endswith("; exit code 3")
-    assert more > 2 or f"ValueError: {said}" in headline
+    assert more > 2 or f"ValueError: {message}" in headline
     assert more or "(its cleanup raised" in headline
 
 
@@ -80,9 +80,9 @@ def test_a_node_whose_guardian_outlived_its_agent_is_not_called_lost(tmp_path: P
 
 @pytest.mark.parametrize("flood", [200, 5000])
 def test_a_traceback_is_found_above_lines_of_one_form_however_many_they_are(tmp_path: Path, flood: int) -> None:
-    said = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in mask\nValueError: 4097 columns\n'
+    printed = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in mask\nValueError: 4097 columns\n'
     lines = "".join(f"cleanup: removing scratch file {n}\n" for n in range(1, flood))
-    run = RunBuilder(tmp_path).round().fail(1, exit_code=1, log=f"a warning\n{said}{lines}").stop()
+    run = RunBuilder(tmp_path).round().fail(1, exit_code=1, log=f"a warning\n{printed}{lines}").stop()
     text = first_lines(run)
     assert "FAILED: rank 1 on n1: ValueError: 4097 columns (from its stderr) at /w/train.py:9 in mask" in text
 
@@ -96,7 +96,7 @@ def test_the_reason_of_an_abort_is_found_behind_a_counter_in_its_line(tmp_path: 
     assert "rank 3 on n2: aborted (SIGABRT): std::out_of_range: record 8812" in text
 
 
-def test_a_negative_number_of_sys_exit_is_told_as_the_signal_that_ended_a_child(tmp_path: Path) -> None:
+def test_a_negative_number_of_sys_exit_is_shown_as_the_signal_that_ended_a_child(tmp_path: Path) -> None:
     text = first_lines(RunBuilder(tmp_path).round().fail(3, SystemExit("-6"), exit_code=250).stop())
     assert "rank 3 on n2: exit code 250: sys.exit(-6), as of a child process that SIGABRT ended" in text
     text = first_lines(RunBuilder(tmp_path, run_id="b").round().fail(3, SystemExit("-99"), exit_code=157).stop())
@@ -142,7 +142,9 @@ def succeeded(
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_run_that_succeeded_is_told_of_a_rank_whose_output_ends_with_a_traceback(tmp_path: Path, stream: str) -> None:
+def test_the_report_of_a_run_that_succeeded_names_a_rank_whose_output_ends_with_a_traceback(
+    tmp_path: Path, stream: str
+) -> None:
     run = RunBuilder(tmp_path).round().log(1, BROKEN, stream).log(2, f"step 3\n{SWALLOWED}", stream)
     report, text = succeeded(run)
     assert (report["status"], report["exit_code"], report["cause"]) == ("succeeded", 0, None)
@@ -156,7 +158,7 @@ def test_a_run_that_succeeded_is_told_of_a_rank_whose_output_ends_with_a_traceba
     ("output", "written_s"),
     [(f"{SWALLOWED}step 4 loss 2.5\n", 0.0), (SWALLOWED, 60.0), (FINALIZER, 0.0), ("all is well\n", 0.0)],
 )
-def test_a_run_that_succeeded_is_not_told_of_what_its_ranks_survived(
+def test_the_report_of_a_run_that_succeeded_omits_what_its_ranks_survived(
     tmp_path: Path, output: str, written_s: float
 ) -> None:
     report, text = succeeded(RunBuilder(tmp_path).round().log(2, output), written_s=written_s)
@@ -199,7 +201,7 @@ def test_the_exit_line_is_the_fourth_at_the_latest_however_long_the_rest_is(tmp_
     assert lines[4].startswith("  at about the same time: rank 2 on n2: ValueError")
 
 
-def test_a_crash_in_a_thread_of_a_library_has_no_place_but_tells_where_the_main_thread_was(tmp_path: Path) -> None:
+def test_a_crash_in_a_thread_of_a_library_has_no_place_but_shows_where_the_main_thread_was(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round().fail(1, signal="SIGABRT", log="terminate called after throwing\n")
     frame = '  File "/w/train.py", line 16 in main\n'
     run.outputs[1, 1, "stacks"] = f"Fatal Python error: Aborted\n\nThread 0x7f2 (most recent call first):\n{frame}"
@@ -208,7 +210,7 @@ def test_a_crash_in_a_thread_of_a_library_has_no_place_but_tells_where_the_main_
     assert "a thread of a library crashed; the main thread was at train.py:16 in main" in " ".join(text.split())
 
 
-def test_a_few_ranks_that_failed_alike_are_told_together_if_the_others_follow_or_were_stopped(tmp_path: Path) -> None:
+def test_a_few_ranks_that_failed_alike_are_shown_together_if_the_others_follow_or_were_stopped(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path).round()
     for rank in (1, 3):
         run.fail(rank, OSError(98, "Address already in use"), after_s=0.01)
@@ -253,7 +255,7 @@ def test_the_place_of_a_recursion_is_the_line_that_it_repeats(tmp_path: Path) ->
     assert "/train.py:19 in freeze" in first_lines(run.stop())
 
 
-def test_the_forward_call_of_a_gradient_that_is_nan_is_told(tmp_path: Path) -> None:
+def test_the_forward_call_of_a_gradient_that_is_nan_is_shown(tmp_path: Path) -> None:
     title = "UserWarning: Error detected in PowBackward0. Traceback of forward call that caused the error:\n"
     forward = f'{title}  File "/w/train.py", line 18, in distance\n    return (a - b) ** p\n'
     error = RuntimeError("Function 'PowBackward0' returned nan values in its 0th output.")

@@ -33,7 +33,7 @@ def failed_run(parent: Path, name: str = "job-123") -> RunBuilder:
     return run.log(0, "Fatal Python error: Segmentation fault\n", "stacks").stop().close("failed", "x")
 
 
-def told(path: Path, *, round_number: int | None = None) -> dict[str, Any]:
+def report_of(path: Path, *, round_number: int | None = None) -> dict[str, Any]:
     result = make_report(path, round_number=round_number, now_ns=1_772_400_000 * 10**9)
     assert render(result)
     json.loads(rendered(result, "json"))
@@ -41,8 +41,8 @@ def told(path: Path, *, round_number: int | None = None) -> dict[str, Any]:
 
 
 def problem(path: Path, file: str) -> str:
-    found = [p["reason"] for p in told(path)["problems"] if p["file"] == file]
-    assert len(found) == 1, told(path)["problems"]
+    found = [p["reason"] for p in report_of(path)["problems"] if p["file"] == file]
+    assert len(found) == 1, report_of(path)["problems"]
     return str(found[0])
 
 
@@ -69,7 +69,7 @@ def test_a_broken_error_record_leaves_what_agent_and_state_know(tmp_path: Path) 
     run = RunBuilder(tmp_path).round().fail(3, ValueError("boom"), step=120).stop().close("failed", "x")
     path = run.write()
     (path / ERROR).write_text('{"message": {"mess')
-    cause = told(path)["cause"]
+    cause = report_of(path)["cause"]
     assert (cause["rank"], cause["what"], cause["step"]) == (3, "ValueError: boom", 120)
 
 
@@ -78,7 +78,7 @@ def test_a_broken_newest_state_falls_back_to_the_one_before(tmp_path: Path) -> N
     (path / "state" / "000000000008.json").write_text(
         '{"schema": "ftslurm/cell", "version": 1, "token": 8, "value":\n{"sch'
     )
-    assert told(path)["status"] == "failed"
+    assert report_of(path)["status"] == "failed"
     assert "torn" in problem(path, "state/000000000008.json")
 
 
@@ -111,7 +111,7 @@ def test_torchs_own_error_record_is_understood(tmp_path: Path) -> None:
     value = json.loads((path / ERROR).read_text())
     del value["ftslurm"]
     (path / ERROR).write_text(json.dumps(value))
-    cause = told(path)["cause"]
+    cause = report_of(path)["cause"]
     assert (cause["what"], cause["where"]["line"]) == ("ValueError: boom", 42)
 
 
@@ -122,7 +122,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path, file: str) -> None:
     path = failed_run(tmp_path).write()
     (path / file).unlink()
     (path / file).symlink_to(secret)
-    assert "root:x" not in rendered(told(path), "json")
+    assert "root:x" not in rendered(report_of(path), "json")
 
 
 def test_a_linked_directory_is_not_entered(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_of_a_huge_log_only_the_end_is_read(tmp_path: Path) -> None:
         file.truncate(1 << 30)
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast words\n")
-    log = told(path)["cause"]["log"]
+    log = report_of(path)["cause"]["log"]
     assert (log["lines"][-1], log["size"]) == ("last words", (1 << 30) + 12)
-    assert len(rendered(told(path), "json")) < 100_000
+    assert len(rendered(report_of(path), "json")) < 100_000
 
 
 def test_long_records_of_many_ranks_are_cut_to_their_facts_when_there_is_no_more_room(
@@ -191,7 +191,7 @@ def test_logs_are_found_in_the_log_directory_of_the_attempt(tmp_path: Path) -> N
     run = RunBuilder(tmp_path)
     run.attempts[0]["logs"] = str(tmp_path / "elsewhere")
     run.round().fail(0, signal="SIGABRT", log="here\n").stop().close("failed", "x")
-    assert told(run.write())["cause"]["log"]["lines"] == ["here"]
+    assert report_of(run.write())["cause"]["log"]["lines"] == ["here"]
 
 
 def test_wrong_types_in_fields_are_no_trouble(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_wrong_types_in_fields_are_no_trouble(tmp_path: Path) -> None:
     value = json.loads((path / ERROR).read_text())
     value["ftslurm"] |= {"time_ns": "soon", "step": [], "node": 7, "argv": "x", "exception": [1]}
     (path / ERROR).write_text(json.dumps(value))
-    assert told(path)["rounds"][0]["first_failure"]["rank"] == 3
+    assert report_of(path)["rounds"][0]["first_failure"]["rank"] == 3
 
 
 @pytest.mark.parametrize("damage", [{"step": []}, {"node": 7}, {"argv": "x"}, {"exception": [1]}, {"cuda": {"a": "b"}}])
@@ -214,7 +214,7 @@ def test_a_wrong_value_in_an_error_record_does_not_cost_its_neighbours(tmp_path:
     value = json.loads((path / ERROR).read_text())
     value["ftslurm"] |= damage
     (path / ERROR).write_text(json.dumps(value))
-    result = told(path)
+    result = report_of(path)
     (damaged,) = result["problems"]
     assert (damaged["file"], result["cause"]["what"]) == (ERROR, "ValueError: boom")
     assert next(iter(damage)) in damaged["reason"]
@@ -226,8 +226,8 @@ def test_only_the_newest_rounds_files_are_read_and_one_that_is_asked_for(
 ) -> None:
     monkeypatch.setattr(gathering, "DETAILED_ROUNDS", 1)
     path = failed_run(tmp_path).write()
-    assert told(path)["skipped_rounds"] == 1
-    result = told(path, round_number=1)
+    assert report_of(path)["skipped_rounds"] == 1
+    result = report_of(path, round_number=1)
     assert (result["skipped_rounds"], result["focus"]) == (0, 1)
     assert result["rounds"][0]["first_failure"]["traceback"]
 
@@ -260,7 +260,7 @@ def test_any_files_deleted_or_cut_still_give_a_report(tmp_path: Path, seed: int)
         if chance.random() < 0.1:
             shutil.rmtree(folder)
     try:
-        told(path)
+        report_of(path)
     except Exception as error:
         raise AssertionError(f"seed {seed}: {error!r}") from error
 
@@ -272,7 +272,7 @@ def test_any_value_in_any_place_still_gives_a_report(tmp_path: Path, seed: int) 
     for file in sorted(path.rglob("*.json")):
         file.write_text(json.dumps(_mutated(json.loads(file.read_text()), chance)))
     try:
-        told(path)
+        report_of(path)
     except Exception as error:
         raise AssertionError(f"seed {seed}: {error!r}") from error
 

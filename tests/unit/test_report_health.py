@@ -36,7 +36,7 @@ def started(parent: Path, **how: Any) -> RunBuilder:
     return RunBuilder(parent, nodes=3, nproc=4, **how).round().steps(1, 120).wait(60)
 
 
-def told(run: RunBuilder) -> dict[str, Any]:
+def report_of(run: RunBuilder) -> dict[str, Any]:
     return make_report(run.close("failed", "it failed").write(), now_ns=NOW_NS)
 
 
@@ -51,7 +51,7 @@ def flat(lines: str) -> str:
 def test_a_gpus_failed_check_is_the_reason_and_the_rank_stays_named(tmp_path: Path) -> None:
     run = started(tmp_path).find("n2", ECC, subject="GPU 3").wait(40).fail(7, LAUNCH, step=120)
     run.fail(1, GLOO, frames=(*FRAMES, TORCH), after_s=1)
-    report = told(run.stop())
+    report = report_of(run.stop())
     cause = report["cause"]
     assert (cause["rank"], cause["node"], cause["cause"], cause["role"]) == (7, "n2", "health", "primary")
     assert cause["restart"] == "other-node"
@@ -93,7 +93,7 @@ OTHERWISE = [
 def failing(parent: Path, check: str, subject: str, how: dict[str, Any], status: str = "fail") -> dict[str, Any]:
     run = started(parent).find("n2", "it is broken", subject=subject, check=check, status=status).wait(9)
     how = {"module": "torch.distributed"} | how if isinstance(how.get("exception"), DistBackendError) else how
-    return told(run.fail(7, **how, frames=(*FRAMES, TORCH)).stop())
+    return report_of(run.fail(7, **how, frames=(*FRAMES, TORCH)).stop())
 
 
 @pytest.mark.parametrize(("check", "subject", "how"), EXPLAINED)
@@ -122,37 +122,37 @@ def test_a_warning_explains_nothing(tmp_path: Path) -> None:
 
 def test_a_rank_that_has_the_node_to_itself_may_use_any_gpu(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2, nproc=1).round().find("n2", ECC, subject="GPU 5").fail(1, LAUNCH)
-    assert told(run.stop())["cause"]["cause"] == "health"
+    assert report_of(run.stop())["cause"]["cause"] == "health"
 
 
 def test_a_finding_of_the_check_after_the_failure_counts_and_is_marked_as_such(tmp_path: Path) -> None:
     run = started(tmp_path).fail(7, LAUNCH).stop()
     run.find("n2", ECC, subject="GPU 3", after_s=3)
-    report = told(run)
+    report = report_of(run)
     assert report["cause"]["cause"] == "health"
     assert "first seen 3.2 s after this failure" in report["cause"]["evidence_lines"][0]
-    assert report["health"]["findings"][0]["round"] is None, "it stands in the node's own word only"
+    assert report["health"]["findings"][0]["round"] is None, "it stands in the node's own file only"
     assert "3.2 s after rank 7 failed" in flat(text(report))
 
 
 def test_what_is_found_long_after_is_another_story(tmp_path: Path) -> None:
     run = started(tmp_path).fail(7, LAUNCH).stop()
     run.find("n2", ECC, subject="GPU 3", after_s=3600)
-    assert told(run)["cause"]["cause"] == "cuda-launch"
+    assert report_of(run)["cause"]["cause"] == "cuda-launch"
 
 
 def test_findings_of_the_first_failures_node_stand_first_then_the_worst(tmp_path: Path) -> None:
     run = started(tmp_path).find("n1", "HCA down", subject="mlx5_0", check="nic-ports")
     run.find("n3", "the swap is in use", check="host-memory", status="warn", advice="")
     run.find("n2", "nearly full", subject="/tmp", check="storage-paths", status="warn").wait(5).fail(7, ValueError("x"))
-    found = told(run.stop())["health"]["findings"]
+    found = report_of(run.stop())["health"]["findings"]
     assert [(each["node"], each["status"]) for each in found] == [("n2", "warn"), ("n1", "fail"), ("n3", "warn")]
 
 
 def test_another_nodes_finding_is_put_in_order_only_as_far_as_the_clocks_allow(tmp_path: Path) -> None:
     run = started(tmp_path).clock("n1", 0.0, error_s=0.01).clock("n2", 0.0, error_s=0.02)
     run.find("n1", "HCA down", subject="mlx5_0", check="nic-ports").wait(0.02).fail(7, ValueError("boom")).stop()
-    relation = told(run)["health"]["findings"][0]["relation"]
+    relation = report_of(run)["health"]["findings"][0]["relation"]
     assert relation["text"] == "at about the same time as rank 7 failed"
     assert 0.03 <= relation["uncertainty_s"] < 0.04
 
@@ -160,9 +160,9 @@ def test_another_nodes_finding_is_put_in_order_only_as_far_as_the_clocks_allow(t
 def test_the_times_of_a_node_whose_clock_is_minutes_off_are_corrected(tmp_path: Path) -> None:
     run = started(tmp_path).clock("n1", 0.0).clock("n2", 300.0).clock("n3", 0.0)
     run.find("n2", ECC, subject="GPU 3").wait(40).fail(7, ValueError("boom"), step=120)
-    report = told(run.find("n1", "HCA down", check="nic-ports", after_s=2).stop())
-    words = {each["node"]: each["relation"]["text"] for each in report["health"]["findings"]}
-    assert words == {"n2": "40 s before rank 7 failed", "n1": "2 s after rank 7 failed"}
+    report = report_of(run.find("n1", "HCA down", check="nic-ports", after_s=2).stop())
+    relations = {each["node"]: each["relation"]["text"] for each in report["health"]["findings"]}
+    assert relations == {"n2": "40 s before rank 7 failed", "n1": "2 s after rank 7 failed"}
     assert "GPU 3: 2 uncorrected ECC errors (expected none) (first seen 03-01 12:01:01, " in flat(text(report))
 
 
@@ -170,7 +170,7 @@ def test_many_nodes_with_the_same_finding_are_one_line(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=40, nproc=1).round()
     for node in run.node_names:
         run.find(node, "the limit of locked memory is 64 KiB", check="host-limits", status="warn", advice="")
-    report = told(run.fail(3, ValueError("boom")).stop())
+    report = report_of(run.fail(3, ValueError("boom")).stop())
     assert [each["node_count"] for each in report["health"]["findings"]] == [1, 39]
     assert "39 nodes (n1, n10, n11, ...): warning: the limit of locked memory is 64 KiB" in flat(text(report))
 
@@ -179,7 +179,7 @@ def test_the_report_of_ranks_that_only_waited_names_the_unhealthy_node(tmp_path:
     run = started(tmp_path).find("n3", "it has fallen off the bus", subject="GPU 1", check="gpu-count").wait(30)
     for rank in range(4):
         run.fail(rank, nccl(rank), module="torch.distributed", frames=(*FRAMES, TORCH), after_s=0.1)
-    report = told(run.stop())
+    report = report_of(run.stop())
     assert (report["cause"]["role"], report["cause"]["rank"]) == ("cascade", 0)
     lines = flat("\n".join(text(report).splitlines()[:7]))
     assert "possible reason: n3: GPU 1: it has fallen off the bus (first seen" in lines
@@ -189,7 +189,7 @@ def test_a_hang_is_reported_with_what_was_found_on_its_node(tmp_path: Path) -> N
     waits = [("/w/train.py", 9, "main"), TORCH[:3]]
     places: dict[int, Any] = {rank: list(waits) for rank in range(12)} | {7: "in uninterruptible sleep (D) in nfs"}
     run = started(tmp_path).find("n2", "no answer within 2 s", subject="/scratch", check="storage-paths").wait(20)
-    report = told(run.hang(7, places=places).stop())
+    report = report_of(run.hang(7, places=places).stop())
     assert report["cause"]["cause"] == "hang"
     assert report["cause"]["evidence_lines"][0].startswith("health: /scratch: no answer within 2 s (storage-paths, ")
     assert "20 s before rank 7 hung" in flat(text(report))
@@ -197,7 +197,7 @@ def test_a_hang_is_reported_with_what_was_found_on_its_node(tmp_path: Path) -> N
 
 def test_a_lost_node_is_reported_with_what_was_found_on_it(tmp_path: Path) -> None:
     run = started(tmp_path).find("n2", "it has fallen off the bus", subject="GPU 1", check="gpu-count").wait(5)
-    report = told(run.lose("n2"))
+    report = report_of(run.lose("n2"))
     assert report["cause"]["cause"] == "node-lost"
     assert report["cause"]["evidence_lines"] == ["health: GPU 1: it has fallen off the bus (gpu-count)"]
 
@@ -211,7 +211,7 @@ def test_a_node_that_was_left_out_is_named_with_its_reason(tmp_path: Path) -> No
         .exclude("n2", unhealthy=f"GPU 3: {ECC}")
     )
     run.round(nodes=["n1", "n3"]).steps(100, 150).wait(30).fail(0, ValueError("x")).stop()
-    report = told(run.round(nodes=["n1", "n3"]).wait(1).fail(0, ValueError("x")).stop())
+    report = report_of(run.round(nodes=["n1", "n3"]).wait(1).fail(0, ValueError("x")).stop())
     assert report["health"]["left_out"] == [
         {
             "node": "n2",
@@ -227,7 +227,7 @@ def test_a_node_that_was_left_out_is_named_with_its_reason(tmp_path: Path) -> No
 def test_a_node_that_was_excluded_before_the_run_is_named(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).exclude("n3", excluded="twice in the first failure's place (by ann)")
     run.round(nodes=["n1", "n2"]).wait(3).fail(0, ValueError("x")).stop()
-    (out,) = told(run)["health"]["left_out"]
+    (out,) = report_of(run)["health"]["left_out"]
     assert out["text"] == ("n3 was left out of round 1: excluded before: twice in the first failure's place (by ann)")
 
 
@@ -265,7 +265,7 @@ def test_a_node_that_the_run_did_not_exclude_is_not_reported_as_excluded(tmp_pat
 
 def test_a_node_that_is_there_for_spare_is_not_reported_as_left_out(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=3).round(nodes=["n1", "n2"]).wait(3).fail(0, ValueError("x")).stop()
-    assert told(run)["health"]["left_out"] == []
+    assert report_of(run)["health"]["left_out"] == []
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -308,7 +308,7 @@ def test_slow_ranks_stand_on_the_page_and_in_the_markdown_too(tmp_path: Path) ->
     run = started(tmp_path)
     for rank in range(12):
         run.pace(rank, 24 if rank == 5 else 16)
-    report = told(run.wait(9).fail(7, ValueError("x")).stop())
+    report = report_of(run.wait(9).fail(7, ValueError("x")).stop())
     assert [each["rank"] for each in report["rounds"][0]["slow"]] == [5]
     title = "lower than the others in round 1"
     assert title in text(report)

@@ -34,7 +34,7 @@ def test_a_job_that_was_refused_before_its_start_is_reported_by_slurm_and_by_its
     out.write_text("ftslurm: nothere.py: no such script\n")
     assert main(["123"], ask=known(std_out=str(out))) == 0
     printed = capsys.readouterr().out
-    for words in (
+    for expected in (
         "no such script",
         "it has no run directory in",
         "job 123 FAILED",
@@ -42,7 +42,7 @@ def test_a_job_that_was_refused_before_its_start_is_reported_by_slurm_and_by_its
         str(out),
         "no such scri",
     ):
-        assert words in printed, printed
+        assert expected in printed, printed
 
 
 def test_a_job_that_never_started_is_reported_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,18 +131,18 @@ def test_any_job_of_slurm_is_reported_by_its_output(tmp_path: Path, capsys: pyte
     out = tmp_path / "slurm-123.out"
     out.write_text(FAILED)
     assert main(["--job", "123", "--exit-code"], ask=known(std_out=str(out))) == 2
-    told = capsys.readouterr().out
-    assert told.startswith("job-123 FAILED: rank 3 on n2: ValueError: bad batch\n")
-    assert "Slurm (scontrol): job 123 FAILED, reason NonZeroExitCode, exit code 2:0" in told
+    printed = capsys.readouterr().out
+    assert printed.startswith("job-123 FAILED: rank 3 on n2: ValueError: bad batch\n")
+    assert "Slurm (scontrol): job 123 FAILED, reason NonZeroExitCode, exit code 2:0" in printed
 
 
 def test_a_job_without_a_run_is_reported_by_its_output_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "slurm-123.out"
     out.write_text(FAILED)
     assert main(["123"], ask=known(std_out=str(out))) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("job-123 FAILED: rank 3 on n2: ValueError: bad batch\n")
-    assert "it has no run directory in" in told
+    printed = capsys.readouterr().out
+    assert printed.startswith("job-123 FAILED: rank 3 on n2: ValueError: bad batch\n")
+    assert "it has no run directory in" in printed
 
 
 @pytest.mark.parametrize(

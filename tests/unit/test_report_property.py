@@ -136,8 +136,8 @@ class Damage:
         bad = "\x1b]0;owned\x07\x1b[2J</script><script>alert(1)</script>\u202e\r\n\x9b31m"
         text = path.read_text(errors="replace")
         quoted = json.dumps(bad)[1:-1] if path.suffix == ".json" else bad
-        for word in self.chance.sample(["boom", "n1", "n2", "train.py", "crash", "main", "x", "ann"], 3):
-            text = text.replace(word, quoted + word)
+        for part in self.chance.sample(["boom", "n1", "n2", "train.py", "crash", "main", "x", "ann"], 3):
+            text = text.replace(part, quoted + part)
         path.write_text(text)
 
     def swap(self, path: Path) -> None:
@@ -187,7 +187,7 @@ def test_any_damage_to_any_files_still_gives_a_report(
         done = damage(path, chance, outside)
         case = f"seed {SEED}, {shape.__name__} {number}: {done}"
         try:
-            told(path, chance, case)
+            check_report(path, chance, case)
         except Exception as error:
             raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
         for each in path.rglob("*"):
@@ -218,7 +218,7 @@ def damage(path: Path, chance: random.Random, outside: Path) -> list[str]:
     return done
 
 
-def told(path: Path, chance: random.Random, case: str) -> None:
+def check_report(path: Path, chance: random.Random, case: str) -> None:
     began = time.monotonic()
     report = make_report(path, now_ns=NOW_NS, **in_order(path, chance))  # type: ignore[arg-type]
     # The page takes as long as all the rest.
@@ -228,7 +228,7 @@ def told(path: Path, chance: random.Random, case: str) -> None:
     assert took < CASE_S, f"{case}: {took:.1f} s"
     json.loads(texts["json"])
     for form, text in texts.items():
-        assert SECRET not in text, f"{case}: {form} tells what a link points to"
+        assert SECRET not in text, f"{case}: {form} shows what a link points to"
         bad = ACTING.search(text)
         assert bad is None, f"{case}: {form} has {bad[0]!r}"
         assert len(text) < 3_000_000, f"{case}: {form} has {len(text)} characters"

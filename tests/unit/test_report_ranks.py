@@ -68,7 +68,7 @@ def test_all_that_failed_are_shown_in_full_if_asked(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--rank", "9"], "nothing is recorded of rank 9 in round 1 (it had ranks 0-3)"),
         (["--rank", "x"], "expected a rank"),
@@ -78,10 +78,10 @@ def test_all_that_failed_are_shown_in_full_if_asked(tmp_path: Path, capsys: pyte
     ],
 )
 def test_wrong_input_is_one_clear_line_and_two(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(failed_run(tmp_path).write()), *arguments]) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert expected in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_array_task_and_the_latest_run_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_an_array_task_and_the_latest_run_are_found(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "expected"),
     [
         ("state", "state: no generation can be read"),
         ("run.json", "run.json: the run's owner and creation time are unknown"),
@@ -101,14 +101,14 @@ def test_an_array_task_and_the_latest_run_are_found(tmp_path: Path, capsys: pyte
         ("rounds/000001/ranks/00003/error.json", "no error record of 1 failed rank (3)"),
     ],
 )
-def test_what_should_be_there_and_is_not_is_reported(gone: str, said: str, tmp_path: Path) -> None:
+def test_what_should_be_there_and_is_not_is_reported(gone: str, expected: str, tmp_path: Path) -> None:
     path = failed_run(tmp_path).write()
     whole = make_report(path, now_ns=1)
     assert whole["missing"] == []
     place = path / gone
     shutil.rmtree(place) if place.is_dir() else place.unlink()
     report = make_report(path, now_ns=1)
-    assert any(said in line for line in report["missing"])
+    assert any(expected in line for line in report["missing"])
     assert "what is missing" in render(report)
 
 
@@ -127,15 +127,15 @@ class Story:
         return self.states.pop(0)
 
     def show(self, report: dict[str, Any]) -> bool:
-        self.shown.append(report["word"])
-        return bool(report["word"] != "closed pipe")
+        self.shown.append(report["content"])
+        return bool(report["content"] != "closed pipe")
 
     def follow(self) -> dict[str, Any]:
         return follow(self.make, self.show, sleep=self.slept.append, clock=lambda: self.now)
 
 
-def state(word: str, status: str = "running", **more: object) -> dict[str, Any]:
-    return {"word": word, "status": status, "rounds": [], "step": None, **more}
+def state(content: str, status: str = "running", **more: object) -> dict[str, Any]:
+    return {"content": content, "status": status, "rounds": [], "step": None, **more}
 
 
 def test_only_what_has_changed_is_shown_again_and_time_alone_is_no_change() -> None:

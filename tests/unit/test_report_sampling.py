@@ -1,4 +1,4 @@
-"""A rank that only follows is told of by its node's file: the report is the same as if its error record were read."""
+"""A rank that only follows is reported from its node's file: the report is as if its error record were read."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ OTHERS: list[Make] = [
 ENDS: list[dict[str, Any]] = [{"signal": "SIGKILL"}, {"signal": "SIGSEGV"}, {"exit_code": 3}, {"exit_code": 137}]
 
 
-def tell(parent: Path, seed: int) -> RunBuilder:
-    """Tell a story of one or two rounds in which anything may happen; the same for the same seed."""
+def random_run(parent: Path, seed: int) -> RunBuilder:
+    """Build a run of one or two rounds in which anything may happen; the same for the same seed."""
     chance = random.Random(seed)
     run = RunBuilder(parent, nodes=4, nproc=4)
     for name in run.node_names:
@@ -139,7 +139,7 @@ def test_the_report_is_the_same_whether_all_error_records_are_read_or_only_those
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(f"{seed} of files")
-    path = tell(tmp_path, seed).write()
+    path = random_run(tmp_path, seed).write()
     if chance.random() < 0.3:
         # An agent that died, or a file that did not get there.
         gone = chance.choice(["n1", "n2", "n3", "n4"])
@@ -168,7 +168,7 @@ def read_records(path: Path, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> 
 
 
 def cascade(parent: Path, nodes: int = 16, way: int = 0, **how: Any) -> RunBuilder:
-    """Tell of one rank that failed, and of all others that broke their connections to it."""
+    """Build a run of one rank that failed, and of all others that broke their connections to it."""
     chance = random.Random(1)
     run = RunBuilder(parent, nodes=nodes, nproc=8, **how).round().steps(1, 9).wait(9).fail(77, ValueError("boom"))
     for rank in range(nodes * 8):
@@ -263,10 +263,10 @@ def test_the_text_of_a_short_form_is_one_line() -> None:
     frames = (Frame("/w/train.py", 4, "step", "f()"), Frame(TORCH[0], 9, "all_reduce"))
     exception = ExceptionRecord("ValueError", "builtins", "\nboom\nmore", frames=frames)
     record = ErrorRecord("exception", 5, "ValueError: boom", step=3, exit_code=1, exception=exception)
-    said = record_summary(record)
-    assert said.signature.startswith("=")
+    summary = record_summary(record)
+    assert summary.signature.startswith("=")
     where = "/w/train.py:4 in step"
-    assert said == RecordSummary("exception", "ValueError", "builtins", "boom", where, 3, 5, said.signature)
+    assert summary == RecordSummary("exception", "ValueError", "builtins", "boom", where, 3, 5, summary.signature)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_table_of_short_forms_that_is_broken_costs_nothing(damage: Any, tmp_pa
     assert make_report(path, now_ns=NOW_NS) == whole
 
 
-@pytest.mark.parametrize("key", ["__dataclass_fields__", "__class__", "rank ", "told"])
+@pytest.mark.parametrize("key", ["__dataclass_fields__", "__class__", "rank ", "unknown"])
 def test_unknown_keys_of_a_workers_entry_are_ignored(key: str, tmp_path: Path) -> None:
     run = cascade(tmp_path).clock("n1", 90).clock("n2", 90).clock("n3", -90)
     for node in run.round_nodes.values():
@@ -309,5 +309,5 @@ def test_unknown_keys_of_a_workers_entry_are_ignored(key: str, tmp_path: Path) -
             worker["progress"][key] = 7
     path = run.stop().close("failed", "x").write()
     plain = cascade(tmp_path / "plain").clock("n1", 90).clock("n2", 90).clock("n3", -90)
-    told = json.dumps(make_report(plain.stop().close("failed", "x").write(), now_ns=NOW_NS))
-    assert json.dumps(make_report(path, now_ns=NOW_NS)) == told.replace(str(tmp_path / "plain"), str(tmp_path))
+    expected = json.dumps(make_report(plain.stop().close("failed", "x").write(), now_ns=NOW_NS))
+    assert json.dumps(make_report(path, now_ns=NOW_NS)) == expected.replace(str(tmp_path / "plain"), str(tmp_path))

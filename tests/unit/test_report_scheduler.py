@@ -1,4 +1,4 @@
-"""What Slurm says of a job, in the report of a run that somebody or something ended from outside."""
+"""What Slurm says of a job, in the report of a run that a person or a program ended from outside."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ def test_a_lost_node_has_slurms_reason(tmp_path: Path) -> None:
 
 def test_nothing_in_the_file_can_act_on_the_terminal(tmp_path: Path) -> None:
     run = unfinished(tmp_path)
-    said = account(fake(state="NODE_FAIL", failed_node="n\x1b[2J\u202e"), "123.0", "123", [], 1)
-    record = json.loads(write_record(said))
+    written = account(fake(state="NODE_FAIL", failed_node="n\x1b[2J\u202e"), "123.0", "123", [], 1)
+    record = json.loads(write_record(written))
     record |= {"reason": "x\x1b]0;y\x07", "problem": "\x1b[31m", "nodes": {"a\x1b[0m": "b\x9b", "c": 7}}
     record |= {"exit_code": "0"}
     (run.write() / "attempts" / "123.0" / "scheduler.json").write_text(json.dumps(record))
@@ -212,9 +212,9 @@ def test_the_user_of_a_cancellation_and_the_time_of_a_preemption_are_read_from_s
 
 def test_slurms_account_is_read_back_as_it_was_written() -> None:
     written = write_record(account(fake(state="TIMEOUT"), "123.0", "123", [], 5))
-    said = read_record(SchedulerView, written, "scheduler.json")
-    assert verdict(said) == ("time-limit", "time limit of 2:00:00 reached")
-    assert verdict(replace(said, time_limit_s=None)) == ("time-limit", "time limit reached")
+    found = read_record(SchedulerView, written, "scheduler.json")
+    assert verdict(found) == ("time-limit", "time limit of 2:00:00 reached")
+    assert verdict(replace(found, time_limit_s=None)) == ("time-limit", "time limit reached")
     assert verdict(None) is None
 
 

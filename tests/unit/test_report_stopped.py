@@ -105,7 +105,7 @@ def killed(
     return str(entry["line"])
 
 
-def test_a_requeue_that_nobody_asked_for_is_not_called_done(tmp_path: Path) -> None:
+def test_a_requeue_that_was_not_requested_is_not_reported_as_done(tmp_path: Path) -> None:
     assert killed(tmp_path / "1", state="TIMEOUT") == NOT_DONE
     # Slurm has forgotten the job.
     assert killed(tmp_path / "2", state="COMPLETING", age_s=3600) == NOT_DONE

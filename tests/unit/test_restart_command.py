@@ -78,7 +78,7 @@ def test_excluded_nodes_are_added_to_those_of_the_job(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "words"),
+    ("job", "expected"),
     [
         (QueuedJob("12", None, None, "PENDING", "BeginTime", None), "its job 12 is pending (BeginTime)"),
         (QueuedJob("12", None, None, "PENDING", "JobHeldUser", None), "release it: scontrol release 12"),
@@ -89,12 +89,12 @@ def test_excluded_nodes_are_added_to_those_of_the_job(run: Path) -> None:
     ],
 )
 def test_a_run_with_a_job_in_the_queue_is_not_submitted_twice(
-    job: QueuedJob, words: str, run: Path, capsys: pytest.CaptureFixture[str]
+    job: QueuedJob, expected: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sbatch = Sbatch()
     assert main(["job-12"], queue=lambda: by_name([job]), submits=sbatch) == 3
     err = capsys.readouterr().err
-    assert words in err
+    assert expected in err
     assert err.count("\n") == 1
     assert sbatch.submitted == []
 
@@ -126,18 +126,18 @@ def test_the_end_of_a_job_whose_run_has_just_ended_is_awaited(
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("state", "expected"),
     [
         ("RUNNING", "12 is running; the run has ended, the batch script goes on: wait for its end, or scancel 12"),
         ("COMPLETING", "12 is completing; try again when it has ended"),
     ],
 )
-def test_but_not_for_long(state: str, words: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_but_not_for_long(state: str, expected: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     time, sbatch = Time(), Sbatch()
     job = by_name([QueuedJob("12", None, None, state, None, 60)])
     arguments = {"submits": sbatch, "sleep": time.sleep, "monotonic": time.monotonic}
     assert main(["job-12"], queue=lambda: job, **arguments) == 3
-    assert words in capsys.readouterr().err.splitlines()[-1]
+    assert expected in capsys.readouterr().err.splitlines()[-1]
     assert sbatch.submitted == [] and time.now_s == 60
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_is_not_waited_for(tmp_path: Path, capsys: pytest.Cap
     assert line.endswith("12 is running; stop it first: ftslurm stop job-12")
 
 
-def test_what_becomes_of_the_environment_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_becomes_of_the_environment_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sbatch = Sbatch()
     assert main(["job-12"], queue=dict, submits=sbatch) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [

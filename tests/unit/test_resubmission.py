@@ -115,7 +115,7 @@ class Slurm:
         if command == ("sbatch", "--help"):
             return Answer(0, self.usage, "")
         self.submitted, self.env = list(command), dict(env)
-        self.script = Path(next(word for word in command if word.endswith(".sbatch"))).read_text()
+        self.script = Path(next(argument for argument in command if argument.endswith(".sbatch"))).read_text()
         return self.answer
 
 

@@ -189,9 +189,9 @@ def test_whatever_the_filesystem_refuses_is_one_line(
     tmp_path: Path, broken: Callable[[str, int], None], name: str, number: int, text: str
 ) -> None:
     broken(name, number)
-    said = refusal(tmp_path / "r")
-    assert text in said
-    assert "--shared-dir" in said
+    message = refusal(tmp_path / "r")
+    assert text in message
+    assert "--shared-dir" in message
 
 
 def test_a_filesystem_without_hard_links_is_refused_and_reported_apart(

@@ -48,8 +48,8 @@ def test_a_node_in_use_is_drained_with_the_reason_in_one_line() -> None:
 @pytest.mark.parametrize("state", ["IDLE+DRAIN", "MIXED+DRAIN", "DOWN", "DOWN*+DRAIN", "DOWN+NOT_RESPONDING", "FAIL"])
 def test_a_node_that_is_out_already_keeps_its_state_and_reason(state: str) -> None:
     run = Scripted(node(state, "RAM is being changed [ada@2026-11-21T09:08:06]"))
-    said = CommandSlurm({}, run=run).drain("c3", "ours")
-    assert said == f"c3 is {state} already: RAM is being changed"
+    answer = CommandSlurm({}, run=run).drain("c3", "ours")
+    assert answer == f"c3 is {state} already: RAM is being changed"
     assert len(run.commands) == 1, "nothing was changed"
 
 

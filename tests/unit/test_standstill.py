@@ -1,4 +1,4 @@
-"""A job that is stopped from outside while it hangs: who has not moved, and what the report makes of that."""
+"""A job that is stopped from outside while it hangs: which ranks have not moved, and what the report makes of that."""
 
 from __future__ import annotations
 

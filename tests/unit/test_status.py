@@ -181,10 +181,10 @@ def test_a_node_that_is_heard_by_datagrams_and_writes_rarely_is_not_shown_as_sil
 
 def test_while_a_round_forms_all_nodes_write_so_that_an_old_record_is_one_of_a_silent_node() -> None:
     nodes = [received(record(0, "ready")), received(record(1), 25.0)]
-    for ended_s, told in ((20, "silent"), (7, "silent"), (1, "awaited")):
+    for ended_s, shown in ((20, "silent"), (7, "silent"), (1, "awaited")):
         past = RoundHistory(3, "123.1", (name(0), name(1)), 16, NOW - 99 * S, NOW - ended_s * S, "failed", "", None)
         output = text(snapshot(tuple(nodes), state(2, phase="forming", history=(past,))))
-        assert f"  {told}: node001\n" in output
+        assert f"  {shown}: node001\n" in output
         assert "still ending" not in output
 
 

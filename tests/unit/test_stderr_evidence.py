@@ -35,7 +35,7 @@ def row(name: str) -> Cause:
     return next(each for each in ROWS if each.name == name)
 
 
-def said(
+def evidence_for(
     cause: str,
     stderr: str,
     stdout: str = "",
@@ -50,7 +50,7 @@ def said(
 
 
 def test_a_helper_that_logs_and_exits_is_judged_by_the_exception_that_was_handled() -> None:
-    found = said("system-exit", "step 3\nERROR:root:training failed: row 4711 has no label\n", exception=EXITS)
+    found = evidence_for("system-exit", "step 3\nERROR:root:training failed: row 4711 has no label\n", exception=EXITS)
     assert found is not None
     assert found.exception == HANDLED
     assert found.certain
@@ -58,38 +58,40 @@ def test_a_helper_that_logs_and_exits_is_judged_by_the_exception_that_was_handle
 
 @pytest.mark.parametrize("stderr", ["", "step 3\n", "ERROR:root:no such shard\n"])
 def test_an_exception_that_the_output_does_not_name_was_dealt_with(stderr: str) -> None:
-    found = said("system-exit", stderr, exception=EXITS)
+    found = evidence_for("system-exit", stderr, exception=EXITS)
     assert found is None or found.exception is None or found.exception.type != "ValueError"
 
 
 def test_a_crash_has_its_own_reason_whatever_was_printed_before() -> None:
-    assert said("segfault", TRACEBACK, signal="SIGSEGV") is None
-    assert said("memory-limit", TRACEBACK, signal="SIGKILL") is None
+    assert evidence_for("segfault", TRACEBACK, signal="SIGSEGV") is None
+    assert evidence_for("memory-limit", TRACEBACK, signal="SIGKILL") is None
 
 
 def test_a_kill_is_explained_by_a_traceback_but_not_by_a_logged_line() -> None:
-    assert said("sigkill", TRACEBACK, signal="SIGKILL") is not None
-    assert said("sigkill", "ERROR: no label\n", signal="SIGKILL") is None
+    assert evidence_for("sigkill", TRACEBACK, signal="SIGKILL") is not None
+    assert evidence_for("sigkill", "ERROR: no label\n", signal="SIGKILL") is None
 
 
 def test_stdout_counts_where_stderr_is_empty() -> None:
-    found = said("exit", "\n", TRACEBACK)
+    found = evidence_for("exit", "\n", TRACEBACK)
     assert found is not None
     assert found.source == "its stdout"
-    assert said("exit", "all is well\n", TRACEBACK) is None
+    assert evidence_for("exit", "all is well\n", TRACEBACK) is None
 
 
 def test_stdout_counts_where_stderr_has_only_warnings() -> None:
-    found = said("exit", "/venv/torch/cuda.py:7: UserWarning: no GPU\n  return n\n", "ERROR: no shard matches\n")
+    found = evidence_for(
+        "exit", "/venv/torch/cuda.py:7: UserWarning: no GPU\n  return n\n", "ERROR: no shard matches\n"
+    )
     assert found is not None
     assert (found.found.text, found.source) == ("no shard matches", "its stdout")
 
 
 @pytest.mark.parametrize("healthy", [TRACEBACK, TRACEBACK.replace("4711", "12") + "step 7\n"])
 def test_what_a_rank_that_did_not_fail_has_printed_too_is_no_reason(healthy: str) -> None:
-    assert said("sigkill", TRACEBACK, healthy=(healthy,), signal="SIGKILL") is None
-    assert said("exit", TRACEBACK, healthy=(healthy,)) is None
-    assert said("exit", TRACEBACK, healthy=("step 7\n", "")) is not None
+    assert evidence_for("sigkill", TRACEBACK, healthy=(healthy,), signal="SIGKILL") is None
+    assert evidence_for("exit", TRACEBACK, healthy=(healthy,)) is None
+    assert evidence_for("exit", TRACEBACK, healthy=("step 7\n", "")) is not None
 
 
 @pytest.mark.parametrize(
@@ -112,23 +114,23 @@ def test_what_a_rank_that_did_not_fail_has_printed_too_is_no_reason(healthy: str
 def test_a_worker_process_that_ended_is_explained_by_what_stands_before(
     exception: ExceptionRecord, stderr: str, expected: str
 ) -> None:
-    found = said("exception", stderr, exception=exception)
+    found = evidence_for("exception", stderr, exception=exception)
     assert found is not None and found.of_child
     assert found.found.text == expected
 
 
-def test_a_programs_own_last_words_are_kept() -> None:
+def test_a_programs_own_last_message_is_kept() -> None:
     exits = ExceptionRecord("SystemExit", "builtins", "giving up: see the log")
-    found = said("system-exit", f"{TRACEBACK}giving up: see the log\n", exception=exits)
+    found = evidence_for("system-exit", f"{TRACEBACK}giving up: see the log\n", exception=exits)
     assert found is not None
     assert found.exception is not None
-    assert said("system-exit", "ERROR: no label\ngiving up: see the log\n", exception=exits) is None
+    assert evidence_for("system-exit", "ERROR: no label\ngiving up: see the log\n", exception=exits) is None
 
 
 def test_a_child_process_is_explained_by_what_the_exception_has_of_its_output_first() -> None:
     message = "Command '['convert']' returned non-zero exit status 1."
     failed = ExceptionRecord("CalledProcessError", "subprocess", message, output="row 7\nno such shard\n")
-    found = said("exception", TRACEBACK, exception=failed)
+    found = evidence_for("exception", TRACEBACK, exception=failed)
     assert found is not None
     assert (found.found.text, found.of_child, found.exception) == ("no such shard", True, None)
 
@@ -139,7 +141,7 @@ def test_the_first_line_of_a_tool_is_the_reason_of_its_others() -> None:
     message = "Command '['tar', '-xf', 's.tar']' returned non-zero exit status 2."
     for printed, stderr in ((f"{output}{closing}", ""), ("", f"{output}{closing}")):
         failed = ExceptionRecord("CalledProcessError", "subprocess", message, output=printed)
-        found = said("exception", stderr, exception=failed)
+        found = evidence_for("exception", stderr, exception=failed)
         assert found is not None and found.found.text == "tar: Unexpected EOF in archive"
 
 
@@ -150,7 +152,7 @@ def test_the_line_that_a_tool_prints_behind_its_reason_is_none(closing: str) -> 
     output = f"tar: shard-3.tar: Cannot open: No such file or directory\n{closing}\n"
     message = "Command '['bash']' returned non-zero exit status 2."
     failed = ExceptionRecord("CalledProcessError", "subprocess", message, output=output)
-    found = said("exception", TRACEBACK, exception=failed)
+    found = evidence_for("exception", TRACEBACK, exception=failed)
     assert found is not None
     assert found.found.text == "tar: shard-3.tar: Cannot open: No such file or directory"
 
@@ -172,7 +174,7 @@ def test_a_child_process_without_a_recorded_output_is_explained_by_the_line_abov
     message = "Command '['convert']' returned non-zero exit status 4."
     failed = ExceptionRecord("CalledProcessError", "subprocess", message)
     header, frame = "Traceback (most recent call last):", '  File "/r/train.py", line 3, in <module>'
-    found = said(
+    found = evidence_for(
         "exception", f"{line}\n{header}\n{frame}\nsubprocess.CalledProcessError: {message}\n", exception=failed
     )
     assert (found.found.text if found is not None else None) == quoted
@@ -186,9 +188,9 @@ def test_a_child_process_without_a_recorded_output_is_explained_by_the_line_abov
         ("", False),
     ],
 )
-def test_an_interruption_is_told_with_the_line_above_its_traceback_that_speaks_of_it(line: str, quoted: bool) -> None:
+def test_an_interruption_is_shown_with_the_line_above_its_traceback_that_mentions_it(line: str, quoted: bool) -> None:
     stderr = f"{line}\n{TRACEBACK.rpartition('ValueError')[0]}KeyboardInterrupt\n"
-    found = said("interrupt", stderr, exception=ExceptionRecord("KeyboardInterrupt", "builtins", ""))
+    found = evidence_for("interrupt", stderr, exception=ExceptionRecord("KeyboardInterrupt", "builtins", ""))
     assert (found.found.text if found is not None else None) == (line if quoted else None)
 
 
@@ -202,16 +204,16 @@ def test_an_interruption_is_told_with_the_line_above_its_traceback_that_speaks_o
         ("mount: permission denied\nstep 7 loss 2.5\n", None),
     ],
 )
-def test_a_programs_own_words_on_an_exit_code_are_explained_by_an_error_right_above(
+def test_a_programs_own_message_on_an_exit_code_is_explained_by_an_error_right_above(
     lines: str, quoted: str | None
 ) -> None:
     failed = ExceptionRecord("RuntimeError", message="staging of nas:/data failed with status 255")
-    found = said("exception", lines + TRACEBACK.replace("ValueError", "RuntimeError"), exception=failed)
+    found = evidence_for("exception", lines + TRACEBACK.replace("ValueError", "RuntimeError"), exception=failed)
     assert (found.found.text if found is not None else None) == quoted
 
 
 def test_a_failed_module_load_is_explained_by_lmods_own_line() -> None:
-    found = said("exit", LMOD)
+    found = evidence_for("exit", LMOD)
     assert found is not None
     assert found.found.text == 'Lmod: The following module(s) are unknown: "cuda/99.1"'
 
@@ -220,14 +222,14 @@ def test_a_compiler_is_quoted_with_its_first_error() -> None:
     output = "fused.c: In function 'f':\nfused.c:3:9: error: expected ';' before '}' token\n    3 | x = 1\n      |  ~\n"
     message = "Command '['gcc']' returned non-zero exit status 1."
     failed = ExceptionRecord("CalledProcessError", "subprocess", message, output=output)
-    found = said("exception", "", exception=failed)
+    found = evidence_for("exception", "", exception=failed)
     assert found is not None
     assert found.found.text == "fused.c:3:9: error: expected ';' before '}' token"
 
 
 def test_a_traceback_after_which_the_rank_went_on_is_no_reason() -> None:
-    assert said("exit", TRACEBACK, "leaving\n", stale=("stderr",)) is None
-    assert said("exit", TRACEBACK, "leaving\n") is not None
+    assert evidence_for("exit", TRACEBACK, "leaving\n", stale=("stderr",)) is None
+    assert evidence_for("exit", TRACEBACK, "leaving\n") is not None
 
 
 def launcher(error_file: str, code: int) -> ExceptionRecord:
@@ -243,13 +245,13 @@ def launcher(error_file: str, code: int) -> ExceptionRecord:
 def test_a_nested_launch_whose_rank_left_no_record_is_judged_by_the_ranks_output() -> None:
     exception = launcher("<N/A>", 1)
     stderr = f"{TRACEBACK}Traceback (most recent call last):\nChildFailedError: {exception.message}\n"
-    found = said("exception", stderr, exception=exception)
+    found = evidence_for("exception", stderr, exception=exception)
     assert found is not None
     assert found.exception is not None
     assert (found.exception.type, found.source) == ("ValueError", "its child's stderr")
 
 
-def test_a_traceback_of_a_nested_launchs_rank_is_told_with_its_own_number(tmp_path: Path) -> None:
+def test_a_traceback_of_a_nested_launchs_rank_is_shown_with_its_own_number(tmp_path: Path) -> None:
     stderr = "".join(f"[rank3]: {line}\n" for line in TRACEBACK.splitlines())
     run = RunBuilder(tmp_path).round().fail(1, exit_code=1, log=stderr).stop().close("failed", "no restarts")
     cause = make_report(run.write(), now_ns=run.now_ns + 10**9)["cause"]
@@ -261,13 +263,13 @@ def test_a_traceback_of_a_nested_launchs_rank_is_told_with_its_own_number(tmp_pa
 
 def test_a_nested_launch_whose_ranks_printed_nothing_is_named_by_its_table() -> None:
     exception = launcher("<N/A>", -9)
-    assert said("exception", "", exception=exception) is None
+    assert evidence_for("exception", "", exception=exception) is None
     assert message_line(exception.message) == "train.py: rank 2 was killed by signal 9"
     assert message_line(launcher("<N/A>", 3).message) == "train.py: rank 2 ended with code 3"
 
 
 def test_a_record_that_torch_copied_counts_more_than_the_output() -> None:
-    found = said("exception", TRACEBACK, exception=launcher("/tmp/error.json", 1))
+    found = evidence_for("exception", TRACEBACK, exception=launcher("/tmp/error.json", 1))
     assert found is None or found.source != "its child's stderr"
 
 
@@ -280,11 +282,11 @@ KeyboardInterrupt
 
 
 def test_a_program_that_interrupts_itself_is_explained_by_what_it_logged_just_before() -> None:
-    found = said("interrupt", f"ERROR:root:heartbeat failed\n{TRACEBACK}{BROKEN}", exception=INTERRUPTED)
+    found = evidence_for("interrupt", f"ERROR:root:heartbeat failed\n{TRACEBACK}{BROKEN}", exception=INTERRUPTED)
     assert found is not None
     assert found.exception is not None
     assert found.exception.type == "ValueError"
-    assert said("interrupt", f"loading\n{BROKEN}", exception=INTERRUPTED) is None
+    assert evidence_for("interrupt", f"loading\n{BROKEN}", exception=INTERRUPTED) is None
 
 
 def test_of_a_tools_lines_the_first_one_counts_and_not_what_follows_from_it() -> None:
@@ -293,7 +295,7 @@ def test_of_a_tools_lines_the_first_one_counts_and_not_what_follows_from_it() ->
     )
     error = ExceptionRecord("CalledProcessError", "subprocess", "Command '['tar', '-xzf', 'd.tgz']' returned non-zero"
                             " exit status 2.")  # fmt: skip
-    found = said("exception", f"\n{lines}{CALLED}", exception=error)
+    found = evidence_for("exception", f"\n{lines}{CALLED}", exception=error)
     assert found is not None
     assert found.found.text == "gzip: stdin: not in gzip format"
 
@@ -308,18 +310,18 @@ subprocess.CalledProcessError: Command '['tar', '-xzf', 'd.tgz']' returned non-z
 def test_the_driver_that_torch_only_warned_of_is_why_there_is_no_gpu() -> None:
     warning = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n"
     error = ExceptionRecord("ValueError", message="ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
-    found = said("gpu-missing", warning, exception=error)
+    found = evidence_for("gpu-missing", warning, exception=error)
     assert found is not None
     assert found.exception is not None
     assert "driver on your system is too old" in found.exception.message
-    assert said("gpu-missing", "", exception=error) is None
+    assert evidence_for("gpu-missing", "", exception=error) is None
 
 
-def test_what_a_shell_could_not_run_is_told_above_what_its_trap_prints() -> None:
+def test_the_command_that_a_shell_could_not_run_is_found_above_what_its_trap_prints() -> None:
     missing = "./train.sh: line 4: evn_check: command not found"
-    found = said("shell-missing", f"starting\n{missing}\ncleanup done\nremoving scratch\n")
+    found = evidence_for("shell-missing", f"starting\n{missing}\ncleanup done\nremoving scratch\n")
     assert found is not None and found.found.text == missing
-    assert said("shell-missing", "starting\ncleanup done\nremoving scratch\n") is None
+    assert evidence_for("shell-missing", "starting\ncleanup done\nremoving scratch\n") is None
 
 
 def test_a_reason_that_is_quoted_needs_no_advice_to_look_for_it(tmp_path: Path) -> None:
@@ -334,14 +336,16 @@ def test_the_last_line_of_a_message_is_kept_below_a_value_that_fills_the_first_o
     assert message_line(f"tensor([{values}])\nhas 3 NaN rows").endswith("]) ... has 3 NaN rows")
 
 
-def test_a_failure_that_was_collected_under_a_name_is_told_with_the_exception_that_has_the_name(tmp_path: Path) -> None:
+def test_a_failure_that_was_collected_under_a_name_is_shown_with_the_exception_that_has_the_name(
+    tmp_path: Path,
+) -> None:
     log = f"WARNING callback Checkpointer.on_step raised, continuing\n{TRACEBACK}step 8 loss 1.5\n"
     own = 'Traceback (most recent call last):\n  File "/home/ann/train.py", line 42, in train_step\n'
-    for name, told in (("Checkpointer", True), ("Profiler", False)):
+    for name, shown in (("Checkpointer", True), ("Profiler", False)):
         error = RuntimeError(f"1 callback(s) failed: {name}")
         run = RunBuilder(tmp_path / name).round().fail(1, error, log=f"{log}{own}RuntimeError: {error}\n")
         cause = make_report(run.stop().close("failed", "x").write(), now_ns=1)["cause"]
-        assert any("had printed before: ValueError: row 4711" in line for line in cause["remarks"]) == told
+        assert any("had printed before: ValueError: row 4711" in line for line in cause["remarks"]) == shown
 
 
 def test_ranks_fail_alike_if_one_was_stopped_while_it_ended(tmp_path: Path) -> None:

@@ -58,14 +58,14 @@ ValueError: I/O operation on closed file.
 @pytest.mark.parametrize(("line", "found"), [("cleanup: removing scratch file {}", True), ("processed {} rows", False)])
 def test_closing_lines_of_one_form_count_once(line: str, found: bool) -> None:
     flood = "\n".join(line.format(n) for n in range(1, 300))
-    said = witness(f"{TRACEBACK}{flood}\n")
-    assert (said is not None) == found
-    assert said is None or said.text == "ValueError: row 4711 has no label"
+    line_found = witness(f"{TRACEBACK}{flood}\n")
+    assert (line_found is not None) == found
+    assert line_found is None or line_found.text == "ValueError: row 4711 has no label"
 
 
 def test_many_closing_lines_of_different_forms_are_those_of_a_program_that_went_on() -> None:
-    words = [f"closing the connection of {'abc'[n % 3] * n}" for n in range(1, 60)]
-    assert witness(TRACEBACK + "\n".join(words)) is None
+    lines = [f"closing the connection of {'abc'[n % 3] * n}" for n in range(1, 60)]
+    assert witness(TRACEBACK + "\n".join(lines)) is None
 
 
 def prefixed(*prefixes: str) -> str:

@@ -1,4 +1,4 @@
-"""Who is slow, from histograms of intervals."""
+"""Which ranks are slow, from histograms of intervals."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ def test_hostile_arguments_reach_the_program_as_they_are(name: str, tmp_path: Pa
     text = filled(TEMPLATES[name], name, {"nodes": "1" if name == "single_node" else "4"}, HOSTILE, {})
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NAME": "chain", "SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, check=True)
-    words = done.stdout.decode().split("\0")[:-1]
-    assert words[-len(HOSTILE) :] == HOSTILE
+    arguments = done.stdout.decode().split("\0")[:-1]
+    assert arguments[-len(HOSTILE) :] == HOSTILE
     # All else are options of ftslurm run, each with its value.
     from ftslurm.agent.options import parse_run
 
-    options = parse_run([*words[: -len(HOSTILE)], "train.py"], {})
+    options = parse_run([*arguments[: -len(HOSTILE)], "train.py"], {})
     if name == "spares":
         assert options.placement.nnodes == (3, 3)
     if name == "elastic":

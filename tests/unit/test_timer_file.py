@@ -28,7 +28,9 @@ def test_each_rank_has_a_name_of_its_own_for_the_pipe_and_nothing_else(pipe: Pat
 @pytest.mark.parametrize(
     "inherited", [{ENABLE: "0"}, {ENABLE: ""}, {ENABLE: "true"}, {FILE: "/mine"}, {FILE: "/mine", ENABLE: "0"}]
 )
-def test_who_has_switched_timers_off_or_serves_them_is_left_alone(pipe: Path, inherited: dict[str, str]) -> None:
+def test_an_environment_that_switches_timers_off_or_serves_them_is_left_alone(
+    pipe: Path, inherited: dict[str, str]
+) -> None:
     file = TimerFile(inherited, str(pipe))
     assert file.environment(0) == {}
     assert file.serve() is None

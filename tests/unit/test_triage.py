@@ -318,7 +318,7 @@ RECORDER = (
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (NO_FRAME, ENDED),
         (NO_FRAME.replace("  <no", "  Garbage-collecting\n  <no"), ENDED),
@@ -334,9 +334,9 @@ RECORDER = (
         (thread(*FOOT, MAIN, (f"{LIB}/threading.py", 1590, "_shutdown")), "in threading._shutdown at train.py:120"),
     ],
 )
-def test_a_process_whose_script_is_over_is_at_no_place_of_the_script(text: str, told: str) -> None:
+def test_a_process_whose_script_is_over_is_at_no_place_of_the_script(text: str, expected: str) -> None:
     found = judged(*(rank(n, text=text) for n in range(4)))
-    assert [describe(group) for group in found.groups] == [told]
+    assert [describe(group) for group in found.groups] == [expected]
     assert (found.verdict, found.suspects) == (NONE, ())
 
 
@@ -353,12 +353,12 @@ def test_of_a_main_thread_that_waits_for_another_one_the_other_ones_place_counts
     pin = (bootstrap, (f"{TORCH}/utils/data/_utils/pin_memory.py", 59, "_pin_memory_loop"))
     trainer = (bootstrap, STEP, REDUCE)
     parts = [thread(*pin, head="Thread 0x01"), thread(*trainer, head="Thread 0x02"), thread(*FOOT, *join)]
-    told = telling_thread(Reader().threads("\n".join(parts)))
-    assert told is not None
-    assert told.frames[-1] == Frame(*REDUCE)
-    told = telling_thread(Reader().threads("\n".join([parts[0], parts[2]])))
-    assert told is not None
-    assert told.main
+    shown = telling_thread(Reader().threads("\n".join(parts)))
+    assert shown is not None
+    assert shown.frames[-1] == Frame(*REDUCE)
+    shown = telling_thread(Reader().threads("\n".join([parts[0], parts[2]])))
+    assert shown is not None
+    assert shown.main
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ftslurm.rendezvous.unreachable import FIRST_WAIT_S, LONGEST_WAIT_S
 
 
 class Cut(Job):
-    """A cluster in which some nodes are cut off: nobody reaches them, and they reach nobody."""
+    """A cluster in which some nodes are cut off: no other node reaches them, and they reach no other."""
 
     def __init__(self, nodes: int, cut: set[int], low: int | None = None, high: int | None = None) -> None:
         super().__init__(nodes, low, high, restarts=1)

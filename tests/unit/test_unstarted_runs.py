@@ -47,7 +47,9 @@ def nothing_queued() -> Mapping[str, QueuedJob]:
     return {}
 
 
-def test_list_tells_by_age_what_starts_from_what_never_started(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_distinguishes_by_age_what_starts_from_what_never_started(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert list_runs([], queue=nothing_queued) == 0
     lines = capsys.readouterr().out.splitlines()
     (starting,) = (line.strip() for line in lines if "job-2" in line)

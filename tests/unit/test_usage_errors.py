@@ -102,9 +102,11 @@ def test_outside_a_job_the_command_line_is_checked_first(
     assert prepare(OLD_LINE) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "use: ftsrun --nproc-per-node 8 train.py --lr 1"
     assert prepare(["train.py"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ftslurm: not inside a Slurm job (SLURM_JOB_ID is not set); use ftsrun in an sbatch script")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "ftslurm: not inside a Slurm job (SLURM_JOB_ID is not set); use ftsrun in an sbatch script"
+    )
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.usefixtures("script")
@@ -120,9 +122,9 @@ def test_what_the_corrected_line_would_be_refused_for_is_in_the_same_message(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], mistake: str
 ) -> None:
     assert prepare(arguments) == 2
-    first, _, told, use = capsys.readouterr().err.splitlines()
+    first, _, explanation, use = capsys.readouterr().err.splitlines()
     assert first == "ftslurm: 1 option of torchrun to be dropped and 1 mistake in the options:"
-    assert told.startswith(f"  {mistake}")
+    assert explanation.startswith(f"  {mistake}")
     assert use.startswith("use, with right values: ")
 
 
@@ -131,7 +133,7 @@ def test_srun_ftsrun_says_that_ftsrun_calls_srun_itself(
 ) -> None:
     below_srun(monkeypatch, "0")
     assert prepare(["train.py"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ftslurm: ftsrun is a task of srun here (step 7.0)")
-    assert "ftsrun calls srun itself" in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("ftslurm: ftsrun is a task of srun here (step 7.0)")
+    assert "ftsrun calls srun itself" in printed
+    assert printed.count("\n") == 1

@@ -11,7 +11,7 @@ from ftslurm.rendezvous.waiting_lines import FIRST_S, LONGEST_S, WaitingLines
 
 
 class Wait:
-    """A job of four nodes of which nobody has come but n1, and the lines of its coordinator."""
+    """A job of four nodes of which only n1 has come, and the lines of its coordinator."""
 
     def __init__(self) -> None:
         self.job = Job(4).join(1)
@@ -32,8 +32,8 @@ def test_nothing_is_reported_before_5_s(wait: Wait) -> None:
 
 
 def test_the_same_line_is_repeated_at_long_intervals(wait: Wait) -> None:
-    told = [second for second in range(500) if wait.line(float(second)) is not None]
-    assert told == [5, 15, 35, 75, 155, 155 + LONGEST_S, 155 + 2 * LONGEST_S]
+    shown = [second for second in range(500) if wait.line(float(second)) is not None]
+    assert shown == [5, 15, 35, 75, 155, 155 + LONGEST_S, 155 + 2 * LONGEST_S]
 
 
 def test_a_change_is_logged_soon_but_not_node_by_node(wait: Wait) -> None:

@@ -1,4 +1,4 @@
-"""The watch, told by histories: what the rank does, what the clock says, what must have expired."""
+"""The watch, tested with histories: what the rank does, what the clock says, what must have expired."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Node:
         line = {"version": 1, "pid": pid, "scope_id": scope, "expiration_time": expiration, "signal": sig}
         return self.hear(json.dumps(line).encode())
 
-    def tell(self, kind: str, local_rank: int = 0, what: str = "", name: str = "") -> Note | None:
+    def send(self, kind: str, local_rank: int = 0, what: str = "", name: str = "") -> Note | None:
         return self.hear(encode(ClientMessage(kind, local_rank, 100 + local_rank, what, name)).strip())
 
 
@@ -253,7 +253,7 @@ def test_a_section_has_its_own_timeout_from_when_the_agent_reads_it() -> None:
     node = Node(Timeouts(heartbeat_s=1000))
     node.pass_time(10)
     node.ranks[0].own("data", 2)
-    node.tell("timeouts")
+    node.send("timeouts")
     node.ranks[0].section("data").start()
     opened = node.now
     expiry = one(node.pass_time(10))
@@ -357,7 +357,7 @@ def test_a_finished_rank_is_watched_no_more_but_its_timers_are() -> None:
     rank.beat()
     rank.section("data").start()
     rank.words[heartbeat_page.FINISHED] = 1
-    assert node.tell("finished") == Note(0, "has finished")
+    assert node.send("finished") == Note(0, "has finished")
     assert node.pass_time(1000) == []
     node.timer(5)
     assert one(node.pass_time(10)).kind == "timer"
@@ -551,13 +551,13 @@ def test_garbage_is_counted_and_reported_once() -> None:
 
 def test_a_misuse_is_reported_once_for_each_section_and_round() -> None:
     node = Node(Timeouts())
-    assert node.tell("misuse", what="opened twice", name="da\nta") == Note(0, "opened twice: 'da\\nta'")
-    assert node.tell("misuse", what="opened twice", name="da\nta") is None
-    assert node.tell("misuse", what="too many") == Note(0, "too many")
+    assert node.send("misuse", what="opened twice", name="da\nta") == Note(0, "opened twice: 'da\\nta'")
+    assert node.send("misuse", what="opened twice", name="da\nta") is None
+    assert node.send("misuse", what="too many") == Note(0, "too many")
     assert node.watch.counts["misuse"] == 3
     node.watch.clear()
     node.begin(0)
-    assert node.tell("misuse", what="too many") is not None
+    assert node.send("misuse", what="too many") is not None
 
 
 def test_dropped_messages_are_counted_in_the_page() -> None:
@@ -708,7 +708,7 @@ def act(rng: random.Random, node: Node, local_rank: int, oracle: Oracle, rate: f
     elif choice == "own":
         seconds = rng.randint(3, 60) / 512
         rank.own(name, seconds)
-        node.tell("timeouts", local_rank)
+        node.send("timeouts", local_rank)
         oracle.own[name] = heartbeat_page.encode_timeout(seconds) / 1e9
     elif choice == "sign":
         node.watch.sign_of_life(local_rank, now)

@@ -1,4 +1,4 @@
-"""Ends without an exception of Python's, after it has said on stderr why; argv[1] says how."""
+"""Ends without an exception of Python's, after it has printed the reason on stderr; argv[1] is how it ends."""
 
 import ctypes
 import logging
