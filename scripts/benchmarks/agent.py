@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def collect(found: list[tools.Tool], runs: int) -> tuple[dict[str, table.Samples
     """Return all samples, interleaved A B C A B C …, and a line for each run that failed."""
     results: dict[str, table.Samples] = {measurement.key: {} for measurement in MEASUREMENTS}
     failures: list[str] = []
-    parts = (
+    parts: tuple[tuple[str, Callable[[tools.Tool], Sample]], ...] = (
         ("1 node", lambda tool: measure_restart(tool, 1)),
         ("2 nodes", lambda tool: measure_restart(tool, 2)),
         ("memory", measure_memory),

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.players import Worlds
 from ftslurm import __version__
-from ftslurm.agent.courier import Courier, Evicted
+from ftslurm.agent.courier import CourierThread, Evicted
 from ftslurm.agent.doorbell import Doorbell
 from ftslurm.records.node import first_record
 from ftslurm.records.state import FAILED, FORMING, READY, RUNNING, SUCCEEDED
@@ -74,6 +74,10 @@ class CountingFileSystem:
         self._count()
         self._fs.refresh(path)
 
+    def check_own(self, path: str) -> None:
+        self._count()
+        self._fs.check_own(path)
+
     def makedirs(self, path: str) -> None:
         """Count and pass on."""
         self._count(writes=True)
@@ -85,7 +89,7 @@ class CountingFileSystem:
 
 
 class Agent:
-    """One member, its courier, and what the agent's loop would make it say."""
+    """One member, its courier, and what the agent's loop would publish."""
 
     def __init__(self, number: int, names: tuple[str, ...], run: RunDirectory, worlds: Worlds) -> None:
         self.number = number
@@ -98,27 +102,27 @@ class Agent:
         shape = RunSpec(os.path.basename(run.root), ATTEMPT, names, len(names), len(names), RESTARTS)
         timing = Timing(node_timeout_s=8.0, join_timeout_s=600.0, last_call_s=30.0)
         self.bell = Doorbell(self._record.address, self._record.incarnation)
-        self._record = replace(self._record, bell=self.bell.port)
+        self._record = replace(self._record, doorbell_port=self.bell.port)
         ring = self.bell.ring
         member = Member(
             self.fs, run, shape, self._record, timing, Pace(), time.monotonic, time.time_ns, wake_agents=ring
         )
-        self.courier = Courier(member, time.monotonic)
+        self.courier = CourierThread(member, time.monotonic)
 
-    def hear(self) -> None:
-        """Do what the courier's news ask for."""
+    def handle_events(self) -> None:
+        """Do what the courier's events ask for."""
         os.read(self.courier.wake_r, 1 << 16)
-        while self.courier.news:
-            news = self.courier.news.popleft()
-            if isinstance(news, View):
-                self._obey(news)
-            elif isinstance(news, Evicted):
-                raise SystemExit(f"member {self.number} is out: {news.reason}")
+        while self.courier.events:
+            event = self.courier.events.popleft()
+            if isinstance(event, View):
+                self._obey(event)
+            elif isinstance(event, Evicted):
+                raise SystemExit(f"member {self.number} is out: {event.reason}")
 
-    def rung(self) -> None:
+    def answer_doorbell(self) -> None:
         """Look at once when another agent reports news."""
         if self.bell.answer():
-            self.courier.rung()
+            self.courier.wake()
 
     def _obey(self, view: View) -> None:
         state = view.state
@@ -127,17 +131,17 @@ class Agent:
         part = state.participant(self._record.node, self._record.incarnation)
         if state.phase == RUNNING and part is not None and self._record.round < state.round:
             self._worlds.had(self.number, state.round, part.group_rank, len(state.participants))
-            self._say(status=RUNNING, round=state.round)
+            self._publish(status=RUNNING, round=state.round)
         elif state.phase == FORMING and self._record.status in (RUNNING, FAILED, SUCCEEDED):
-            self._say(status=READY)
+            self._publish(status=READY)
 
     def again(self) -> None:
         """Ask for the next round, as an agent whose workers must start anew."""
-        self._say(status=READY)
+        self._publish(status=READY)
 
-    def _say(self, **changes: Any) -> None:
+    def _publish(self, **changes: Any) -> None:
         self._record = replace(self._record, **changes)
-        self.courier.say(self._record)
+        self.courier.publish(self._record)
 
 
 class FtslurmMembers:
@@ -186,8 +190,8 @@ class FtslurmMembers:
     def _work(self) -> None:
         with selectors.DefaultSelector() as selector:
             for agent in self._agents.values():
-                selector.register(agent.courier.wake_r, selectors.EVENT_READ, agent.hear)
-                selector.register(agent.bell, selectors.EVENT_READ, agent.rung)
+                selector.register(agent.courier.wake_r, selectors.EVENT_READ, agent.handle_events)
+                selector.register(agent.bell, selectors.EVENT_READ, agent.answer_doorbell)
             while not self._over.is_set():
                 for key, _ in selector.select(0.1):
                     key.data()

@@ -177,6 +177,7 @@ PRIMARIES = [
         raised("RuntimeError", "CUDA error: CUDA driver version is insufficient for CUDA runtime version"),
     ),
     ("cuda-graph", raised("RuntimeError", "CUDA error: operation not permitted when stream is capturing")),
+    ("amd-hang", signal("SIGABRT", tail="HW Exception by GPU node-8 (Agent handle: 0x55) reason :GPU Hang\n")),
     (
         "amd-fault",
         signal(
@@ -212,6 +213,7 @@ PRIMARIES = [
     ("service-name", raised("gaierror", "[Errno -3] Temporary failure in name resolution", "socket")),
     ("service-offline", raised("LocalEntryNotFoundError", "Cannot find the requested files", "huggingface_hub.errors")),
     ("service-offline", raised("OSError", "We couldn't connect to 'https://huggingface.co' to load the files")),
+    ("service-tls", raised("URLError", "<urlopen error [SSL: WRONG_VERSION_NUMBER] wrong version>", "urllib.error")),
     (
         "service-unreachable",
         raised("ConnectTimeout", "HTTPSConnectionPool: Max retries exceeded", "requests.exceptions"),

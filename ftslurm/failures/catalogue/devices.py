@@ -67,7 +67,7 @@ ROWS: tuple[Cause, ...] = (
           not_for="an error of the device", restart=POINTLESS, blame=PERHAPS),
     Cause("amd-hang", "an AMD GPU hung or failed", PRIMARY, tail("SIGABRT", r"(?m)^HW Exception by GPU node"),
           "Exclude the node, and report it with its dmesg (amdgpu).",
-          not_for="a fault of the program", restart=OTHER_NODE, blame=BY_NODE),
+          not_for="a fault of the program", restart=OTHER_NODE, blame=PERHAPS),
     Cause("amd-fault", "memory access fault of an AMD GPU", PRIMARY,
           either(tail("SIGABRT", r"(?m)^Memory access fault by GPU node|^HSA_STATUS_ERROR|HSA_STATUS_ERROR_\w+"),
                  exception("RuntimeError", text=r"HSA_STATUS_ERROR")),
