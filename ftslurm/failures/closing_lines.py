@@ -69,7 +69,7 @@ OF_LOG = re.compile(
 )
 GOES_ON = re.compile(
     r"(?i)\b(retrying|(will|to) retry|entering retry loop|continuing|skipping|ignoring|falling back|resuming)\b"
-    r"|\busing (the )?defaults?\b"
+    r"|\busing (the )?defaults?\b|\b(?:try|trying) (?:it )?again\b|\bgo(?:es|ing) on\b|\b(?:second|next|another) try\b"
     r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
     # What a program does instead, after what failed: "cache not readable, rebuilding".
     r"|[,;] (?:now )?(?:re(?!ad|ce|po|nd|q|fus|ject|main|ly|sult|ferr|gard|j|al)\w{2,20}ing|using|switching|reverting"

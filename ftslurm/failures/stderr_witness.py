@@ -80,6 +80,7 @@ TROUBLE = re.compile(
 )
 """Words by which a line reports that something failed."""
 _COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
+_CONTINUES = re.compile(r"[^a-z]")  # a message's further lines are sentences, or indented
 _WARNING = re.compile(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
 _CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
 _DIGITS = re.compile(r"\d+")
@@ -200,7 +201,7 @@ class _Search:
                     continue
                 if _is_launcher(last.exception):
                     return self._by_launcher(last, remaining)
-                if self._was_skipped(last):
+                if self._was_survived(last, closing):
                     return None
                 return self._of(self._first_of_ranks(last, remaining))
             line = self.lines[at - 1]
@@ -218,6 +219,8 @@ class _Search:
                 logged = logged or _logged(text)
             elif not self._is_aftermath(line):
                 form = _DIGITS.sub("0", line)
+                if logged is None and goes_on_without(line):
+                    return None
                 # Of a loop that cleans up, each line names another number; what is closed may be opened again.
                 informs = _INFORMS.match(line) is not None
                 closing += form not in forms or not (informs or ENDS.search(line))
@@ -235,10 +238,16 @@ class _Search:
             return None
         return self._of(self._first_of_ranks(found[-1], found[:-1]))
 
-    def _was_skipped(self, last: Traceback) -> bool:
-        """Whether the logger's line above a traceback tells that its program goes on without what failed."""
-        text = logged_error(self.lines[last.first - 1]) if last.first else None
-        return text is not None and _SKIPS.search(text) is not None
+    def _was_survived(self, last: Traceback, closing: int) -> bool:
+        """Whether the line above a traceback tells that its program goes on after what failed.
+
+        Args:
+            closing: the number of lines below it that only a program at its end prints; a warning has others, too.
+        """
+        above = self.lines[last.first - 1] if last.first else ""
+        if logged_error(above) is not None and _SKIPS.search(above):
+            return True
+        return closing > 0 and (goes_on_without(above) or _WARNING.match(above) is not None)
 
     def _first_of_ranks(self, last: Traceback, earlier: Sequence[Traceback]) -> Traceback:
         """Return the failure that a rank's broken connection follows from, of ranks that wrote to the same output."""
@@ -261,6 +270,8 @@ class _Search:
             return None
         between = [RANK_PREFIX.sub("", line) for line in self.lines[last.end : end] if line.strip()]
         shapes = {_DIGITS.sub("0", line) for line in between}
+        if between and _CONTINUES.match(between[0]) is None:
+            return None
         if len(between) >= FEW_LINES and len(shapes) <= len(between) / 2:
             return None  # work that goes on, item by item
         if any(STEP.search(line) or OF_LOG.match(line) for line in between):

@@ -144,7 +144,9 @@ def _exit(worker: FailedWorker, tails: Sequence[LogTail], attempt: Attempt | Non
         return ""  # it is quoted from there
     if worker.exit_code == TIMED_OUT:
         return "timeout(1) ends with 124 when its time is over: see the command line, and what the program waited for."
-    if any(tail.text.strip() for tail in tails) or (attempt is None and not tails):
+    if any(tail.text.strip() for tail in tails):
+        return ""  # their ends are shown
+    if attempt is None and not tails:
         return None
     if worker.frames:
         return "It printed nothing: see the condition at that line."

@@ -471,3 +471,21 @@ def test_a_tools_last_line_that_only_sums_up_is_no_reason() -> None:
     text = "tar: /data/a.tar: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"
     text += 'Traceback (most recent call last):\n  File "/w/train.py", line 2, in <module>\nCalledProcessError: x\n'
     assert line_before(text, "CalledProcessError").endswith("No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        (
+            "2026-11-26 19:36:40 ERROR job: fetch failed, trying again",
+            "2026-11-26 19:36:43 INFO job: leaving with code 5",
+        ),
+        ("2026-11-26 19:41:15 WARNING job: no cache", "2026-11-26 19:41:21 INFO job: nothing to continue, exiting"),
+        ("loading", "cache is rebuilt\npreflight: no scratch mount"),
+        ("loading", "cache rebuild needed, second try\npreflight: no scratch mount, giving up"),
+        ("loading", "optional check failed, going on"),
+        ("loading", "no cached plan, making one\nall done"),
+    ],
+)
+def test_a_traceback_that_the_program_went_on_after_is_no_reason(above: str, below: str) -> None:
+    assert witness(f"{above}\n{TRACEBACK}{below}\n") is None
