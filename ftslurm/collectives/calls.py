@@ -78,6 +78,7 @@ class RankCalls:
         broken: whether an error may have ended its newest call, so that it looks as if it was done.
         newest: backend and name of the group in which it made that call; None: it is a transfer, or there is none.
         lists: names and members of groups that it lists, also of those in which it has made no call.
+        idle_s: seconds from its newest call to the record; None: it has made none.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class RankCalls:
     broken: bool = False
     newest: tuple[str, str] | None = None
     lists: tuple[tuple[str, Sequence[int]], ...] = ()
+    idle_s: float | None = None
 
 
 def calls_of(record: FlightRecord, world: int | None) -> RankCalls:
@@ -126,7 +128,9 @@ def calls_of(record: FlightRecord, world: int | None) -> RankCalls:
     last = _key(newest) if newest is not None and not newest.is_p2p else None
     listed = ((name, config.ranks) for name, config in trace.pg_config.items() if name and record.rank in config.ranks)
     lists = tuple((name, _one_for_all(members)) for name, members in listed)
-    return RankCalls(record.rank, record.node, record.time_ns, groups, whole, broken=broken, newest=last, lists=lists)
+    idle_s = None if newest is None else max(0, record.time_ns - newest.time_created_ns) / 1e9
+    where = (record.rank, record.node, record.time_ns)
+    return RankCalls(*where, groups, whole, broken=broken, newest=last, lists=lists, idle_s=idle_s)
 
 
 def _key(entry: Collective) -> tuple[str, str]:

@@ -75,6 +75,10 @@ _RECEIVE = (
 )
 _ONE_RECEIVES = "It waits to receive: see which rank should have sent, and whether it did."
 _POLL = "They sleep there: see what they wait for, such as a file, a lock or another rank."
+_SILENT = (
+    "Their collectives went on: call ftslurm.heartbeat() in the loop, let it print, or raise the time-out"
+    " (--hang-timeout)."
+)
 _IMPORT = "They still import modules: a slow or busy filesystem, or a time-out that is too short for the start."
 _ENDING = (
     "Python's end waits for threads that are no daemons, then for what runs at exit: end such threads, and call "
@@ -176,7 +180,19 @@ def hang_failure(
             "where": None,
         },
     )
-    return plain if found is None else _by_collectives(plain, files, verdict, found)
+    if found is not None:
+        return _by_collectives(plain, files, verdict, found)
+    if _is_active(files, hang):
+        what = f"silent, though it called collectives, {plain.what.removeprefix('hung ')}"
+        return replace(plain, what=what, advice=_SILENT)
+    return plain
+
+
+def _is_active(files: RoundFiles, hang: Failure) -> bool:
+    """Whether all ranks called collectives in most of the time in which one showed no sign of life."""
+    silent_s = (hang.time_ns - hang.since_ns) / 1e9 if hang.since_ns is not None else 0.0
+    ages = [calls.idle_s for calls in files.collectives.values()]
+    return bool(ages) and all(age is not None and age < silent_s / 4 for age in ages)
 
 
 def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, found: Judgement) -> FirstFailure:

@@ -44,7 +44,11 @@ class Standstill:
 
 
 def standstill(
-    stacks: Mapping[int, RankStacks], found: Triage | None = None, more: str = "", by_records: str = ""
+    stacks: Mapping[int, RankStacks],
+    found: Triage | None = None,
+    more: str = "",
+    by_records: str = "",
+    idle_s: Mapping[int, float | None] | None = None,
 ) -> Standstill | None:
     """Judge the stacks of a round that was stopped from outside; None: ranks moved, or that is unknown.
 
@@ -53,11 +57,14 @@ def standstill(
         found: their triage, with the ranks that had finished before.
         more: what the suspect's own output adds.
         by_records: what the records of the ranks' collectives show, in place of their locations.
+        idle_s: by these records, for how long ranks had called no collective: a call is a movement, too.
     """
     known = {rank: one.still for rank, one in stacks.items() if one.stop is not None and one.still is not None}
     if not known or len(known) < len(stacks):
         return None
-    still = {rank: seconds for rank, (seconds, longest) in known.items() if _is_still(seconds, longest)}
+    called = {rank: seconds for rank, seconds in (idle_s or {}).items() if seconds is not None}
+    times = {rank: (min(seconds, called.get(rank, seconds)), longest) for rank, (seconds, longest) in known.items()}
+    still = {rank: seconds for rank, (seconds, longest) in times.items() if _is_still(seconds, longest)}
     moving = tuple(sorted(set(known) - set(still)))
     if not still:
         return None
@@ -85,6 +92,8 @@ def _waited_for(found: Triage, moving: tuple[int, ...]) -> bool:
 def _text(seconds: float, moving: tuple[int, ...], of: int, where: str) -> str:
     if not moving:
         return f"no rank had moved for {duration(seconds)}: {where}"
+    if len(moving) == 1:
+        return f"only rank {moving[0]} had moved for {duration(seconds)}: {where}"
     return f"{of - len(moving)} of {of} ranks had not moved for {duration(seconds)}: {where}"
 
 

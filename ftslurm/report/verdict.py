@@ -422,9 +422,11 @@ def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | No
             text = text_of(records, files)
             named = triage_by(records, found, text)
             place = place_of(named) if len(records.culprits) == 1 else None
-            still = standstill(files.stacks, found, remark, f"{text}; it is {place}" if place else text)
+            text = f"{text}; it is {place}" if place else text
+            still = standstill(files.stacks, found, remark, text)
             return None if still is None else replace(still, triage=named, by_records=True)
-    return standstill(files.stacks, found, remark)
+    idle_s = {rank: calls.idle_s for rank, calls in files.collectives.items()}
+    return standstill(files.stacks, found, remark, idle_s=idle_s)
 
 
 def _triage_of(files: RoundFiles) -> Triage:

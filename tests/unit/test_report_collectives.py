@@ -226,6 +226,16 @@ def test_two_groups_in_another_order_are_both_in_the_first_line_and_the_network_
     assert [party["ranks"] for party in report["rounds"][0]["collectives"]["parties"]] == ["1-3", "0"]
 
 
+def test_ranks_that_called_collectives_within_the_time_out_are_silent_and_not_hung(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().wait(200)
+    run.hang(0, places=dict.fromkeys(range(4), (MAIN, ("/home/ann/lm/train.py", 9, "pause"))))
+    made = replace(entry(117, "gloo:all_reduce"), time_created_ns=run.now_ns - 10**8)
+    recorded(run, {rank: [made] for rank in range(4)})
+    text = " ".join(report_and_text(run.stop(killed=(0,)).close("failed", REASON))[1].split())
+    assert "silent, though it called collectives, in pause at train.py:9" in text.partition(" hint:")[0]
+    assert "ftslurm.heartbeat() in the loop" in text
+
+
 def test_a_run_without_records_has_none(tmp_path: Path) -> None:
     report, _ = report_and_text(hung(tmp_path, {0: REDUCE, 3: DATA}, {}))
     assert report["rounds"][0]["collectives"] is None

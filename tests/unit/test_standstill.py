@@ -92,8 +92,14 @@ def test_ranks_that_had_not_moved_are_named_with_their_places() -> None:
 def test_one_that_computes_while_all_others_wait_for_it_is_named_as_such() -> None:
     found = standstill(stopped((58, 3, REDUCE), (58, 3, REDUCE), (0, 3, SLEEP)))
     assert found is not None
-    assert found.text.startswith("2 of 3 ranks had not moved for 58 s: rank 2 on n2 in fetch")
+    assert found.text.startswith("only rank 2 had moved for 58 s: rank 2 on n2 in fetch")
     assert found.moving == (2,)
+
+
+def test_a_rank_that_called_a_collective_has_moved() -> None:
+    sleeping = stopped((58, 3, SLEEP), (58, 3, SLEEP))
+    assert standstill(sleeping, idle_s={0: 0.03, 1: 0.04}) is None
+    assert standstill(sleeping, idle_s={0: 57.0, 1: None}) is not None
 
 
 @pytest.mark.parametrize(
