@@ -161,7 +161,7 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
         return by_compiler
     found: list[str] = []
     for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
-        if not line.strip():
+        if not line.strip() or (not found and AFTERMATH.match(RANK_PREFIX.sub("", line))):
             continue
         known = OF_LOG.match(line) and not (mild and _WARNING.match(line))
         if not TROUBLE.search(line) or known or GOES_ON.search(line) or AFTERMATH.match(line):

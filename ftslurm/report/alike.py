@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.reason import EXIT
 from ftslurm.report.collective_timeouts import BY_WATCHDOG
 from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
@@ -19,7 +19,7 @@ from ftslurm.report.named_ranks import named_ranks
 from ftslurm.text import clip, names, ranges, short_host
 
 ALL, NODES, EVERY_NODE, MOST, KNOWN = "all", "nodes", "every-node", "most", "known"
-RANKS_SHOWN = 24
+RANKS_SHOWN, NODES_NAMED = 24, 2
 UNNAMED_NODES = ("?", UNNAMED)
 _NUMBER = re.compile(r"\d+")
 _PASSED_S = 1.0
@@ -38,6 +38,7 @@ class Alike:
         nodes: where they ran, in order.
         only: of NODES: whether the ranks of the other nodes are known not to fail so.
         differ: whether their messages differ in numbers.
+        ordered: whether it is known which of them failed first: a log may have one reason for several ends.
     """
 
     scope: str
@@ -46,6 +47,7 @@ class Alike:
     nodes: tuple[str, ...]
     only: bool = True
     differ: bool = False
+    ordered: bool = True
 
     @property
     def subject(self) -> str:
@@ -56,6 +58,8 @@ class Alike:
                 if len(self.nodes) == 1 and self.nodes[0] not in UNNAMED_NODES
                 else ""
             )
+            if not self.ordered and 1 < len(self.nodes) <= NODES_NAMED and not set(UNNAMED_NODES) & {*self.nodes}:
+                where = f" on {names(self.nodes)}"  # no other line names one
             noun = "rank" if len(self.ranks) == 1 else "ranks"
             return f"{noun} {clip(ranges(self.ranks), RANKS_SHOWN)}{where}"
         some = f"{len(self.ranks)} of {self.world} ranks"
@@ -75,6 +79,7 @@ class Alike:
             "nodes": list(self.nodes[:8]),
             "subject": self.subject,
             "text": self.text,
+            "ordered": self.ordered,
         }
 
     @property
@@ -123,7 +128,10 @@ def alike(
         )
         alone = parted or any(0 <= each.rank not in ranks and not _may_be_same(first, each) for each in others)
         nodes = tuple(dict.fromkeys(each.node for each in same))
-        return None if alone or not all(worker.failed for worker in _workers(files)) else _known(same, ranks, nodes)
+        if alone or not all(worker.failed for worker in _workers(files)):
+            return None
+        ordered = first.order == 0 or sum(each.order == first.order for each in same) == 1
+        return replace(_known(same, ranks, nodes), ordered=ordered)
     on = {worker.rank: node.node for node in files.nodes for worker in node.workers}
     on |= {each.rank: each.node for each in same}
     nodes = tuple(dict.fromkeys(on[rank] for rank in sorted(ranks) if rank in on))

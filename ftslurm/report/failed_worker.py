@@ -299,7 +299,7 @@ def judge(
     survived = (*peers.survived, *(peers.healthy if _went_on(worker, tails) else ()))
     output = output_evidence(plain.cause, worker.exception, worker.signal, by_stream, survived, _stale(tails))
     judged = plain if output is None else _with_output(plain, output, stderr, rows)
-    stacks = judged.stacks or by_stream.get("stacks") or _dumped(worker, stderr)
+    stacks = judged.stacks or by_stream.get("stacks") or _dumped(judged, stderr)
     frames = judged.frames or _frames(None, None, stacks)
     if not frames and judged.cause.name == STUCK:
         frames = _main_thread(stacks or "")
@@ -308,7 +308,8 @@ def judge(
 
 def _dumped(worker: FailedWorker, stderr: str) -> str | None:
     """Return the stacks that the program's own faulthandler printed as it crashed; None: it printed none."""
-    found = _DUMP.search(stderr) if worker.signal is not None else None
+    crashed = worker.signal is not None or worker.cause.name == "shell-crashed"
+    found = _DUMP.search(stderr) if crashed else None
     return stderr[found.start() :] if found is not None else None
 
 

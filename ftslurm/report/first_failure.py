@@ -10,7 +10,7 @@ from typing import Any
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.causes import CASCADE, PRIMARY, Cause
 from ftslurm.failures.own_code import is_library, own_frame
-from ftslurm.failures.reason import is_code
+from ftslurm.failures.reason import is_code, reason
 from ftslurm.failures.signature import of_output
 from ftslurm.records.error import Frame
 from ftslurm.report.facts import UNNAMED, Doubt, LogTail
@@ -241,7 +241,9 @@ def _origin(worker: FailedWorker, own: Frame) -> Frame | None:
     first = worker.exception
     while first is not None and first.cause is not None and first.cause.frames:
         first = first.cause
-    if first is None or first is worker.exception:
+    # A pool passes on what its process raised, with the frames of that as a text.
+    first = None if first is None else reason(first)
+    if first is None or first is worker.exception or not first.frames:
         return None
     frame = own_frame(first.frames)
     same = (frame.file, frame.function) == (own.file, own.function)

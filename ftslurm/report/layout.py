@@ -33,6 +33,7 @@ _OF_COMMAND = re.compile(r"(\((?:after|from) \w+: [\w ]{1,40}?) of the command .
 _TYPE_BEHIND = re.compile(
     r"(?<= \()(?:Runtime|DistBackend|Unpickling)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?"
 )
+_PLAIN_TYPE = re.compile(r"(?:(?<=: )|^)(?:RuntimeError|Exception|Error): (?=\S.{23})")
 # Before the reason that NCCL gives, and HCCL.
 _BY_NCCL = re.compile(
     r"(?:(?:Runtime|DistBackend)Error: )?NCCL error(?: in)?: [^\n]{1,260}?\bNCCL (?:version )?\d[\d.]*\)?: (?=\S.{23})"
@@ -84,6 +85,8 @@ def shortened(text: str, room: int) -> str:
         text = known.sub(short, text, count=1) if len(text) > room else text
     if len(text) > room:
         text = _DATA.sub(r"\1...\2", text)
+    if len(text) > room and (plain := _PLAIN_TYPE.sub("", text, count=1)) != text and len(plain) <= room:
+        return plain
     if len(text) > room:
         # The title of a known cause says as much as the type of its exception.
         text = _TYPE_BEHIND.sub("", text, count=1)

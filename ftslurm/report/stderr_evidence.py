@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OF_CHILD = re.compile(
     r"returned non-zero exit status|died with <Signals|\ACommand .{1,4000} timed out after [\d.]+ seconds\Z"
-    r"|exits with return code|was terminated abruptly"
+    r"|exits with return code|was terminated abruptly|\Aprocess \d+ terminated with (?:signal|exit code)"
     r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )

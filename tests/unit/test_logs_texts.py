@@ -1002,7 +1002,7 @@ TEXTS["IB port of this node, by NCCL"] = (
 TEXTS["the same refusal of all ranks"] = (
     "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --warm\n" * 3
     + "".join(f"srun: error: n{i // 2}: task {i}: Exited with exit code 2\n" for i in range(3)),
-    "ranks 0-2: the script refused its arguments: train.py: error: unrecognized arguments: --warm (exit code 2)",
+    "ranks 0-2 on n0, n1: the script refused its arguments: train.py: error: unrecognized arguments: --warm (exit code 2)",
 )
 TEXTS["a rank that was only ended later"] = (
     "".join(
