@@ -18,6 +18,7 @@ _NETWORK = "network"
 NO_CALLS: Mapping[tuple[str, int], str] = {}
 _MODULE = re.compile(r"^.*/(?:(?:site|dist)-packages|lib(?:64)?/python3[^/]*)/|^<frozen (?=.*>$)|^.*/(?=[^/]+$)")
 IMPORT = "an import"
+JOINS_CHILD = "join of a child process"
 BUILD_LOCK = "wait for the lock of an extension's build"
 _RECORDER = "/ftslurm/failures/recorder.py"
 
@@ -197,6 +198,10 @@ def ending(threads: Sequence[Thread]) -> Activity | None:
     if main.begun or (main.frames and not _is_called_at_exit(main.frames[0])):
         return None
     waits = bool(main.frames) and main.frames[0].function == "_shutdown"
+    if any(
+        frame.function == "_exit_function" and frame.file.endswith("/multiprocessing/util.py") for frame in main.frames
+    ):
+        return Activity(ENDS, JOINS_CHILD, None)
     places = [classify(thread.frames).place for thread in threads if not thread.main] if waits else []
     return Activity(ENDS, "", next((one for one in places if one is not None and not is_library(one.file)), None))
 

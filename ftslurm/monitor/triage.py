@@ -13,6 +13,7 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.monitor.faulthandler_text import Frame, Reader, Thread
 from ftslurm.monitor.stack_classifier import (
     ENDS,
+    JOINS_CHILD,
     MAY_WAIT,
     NO_CALLS,
     WAITS,
@@ -184,6 +185,8 @@ def _describe_end(activity: Activity) -> str:
     at = f" at {activity.place.file.rpartition('/')[2]}:{activity.place.line}" if activity.place is not None else ""
     if activity.raised:
         return f"ending after {activity.raised}{at}"
+    if activity.activity == JOINS_CHILD:
+        return "at the end of Python, waiting for a child process"
     return f"at the end of Python (the script had ended){f', which waits for a thread{at}' if at else ''}"
 
 

@@ -14,7 +14,7 @@ from ftslurm.failures.causes import Evidence, classify
 from ftslurm.failures.own_code import is_library
 from ftslurm.monitor import stack_classifier
 from ftslurm.monitor.faulthandler_text import Frame, Reader
-from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, WAITS
+from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, JOINS_CHILD, WAITS
 from ftslurm.monitor.stacks_file import Stacks
 from ftslurm.monitor.triage import (
     COLLECTIVES,
@@ -80,6 +80,7 @@ _SILENT = (
     " (--hang-timeout)."
 )
 _IMPORT = "They still import modules: a slow or busy filesystem, or a time-out that is too short for the start."
+_CHILD = "multiprocessing joins each process that is no daemon at Python's end: end it, or join it with a time-out."
 _ENDING = (
     "Python's end waits for threads that are no daemons, then for what runs at exit: end such threads, and call "
     "torch.distributed.destroy_process_group(), before. After ftslurm.workload_finished() no time-out applies."
@@ -405,7 +406,7 @@ def _advice(verdict: Triage) -> str:
         return _LOCKED
     left = [group for group in verdict.groups if not has_finished(group)]
     if left and all(is_ending(group) for group in left):
-        return _ENDING
+        return _CHILD if any(each.activity and each.activity.activity == JOINS_CHILD for each in left) else _ENDING
     if not verdict.suspects and finished_ranks(verdict):
         return _LOCAL if all(_waits_locally(group) for group in left) else _FINISHED
     if verdict.verdict != NO_ANSWER:

@@ -328,7 +328,10 @@ RECORDER = (
             f"{thread((f'{LIB}/threading.py', 1590, '_shutdown'), head='Current thread 0x00007f4f70cb3b80')}",
             f"{ENDED}, which waits for a thread at up.py:5",
         ),
-        (thread((f"{LIB}/multiprocessing/util.py", 334, "_exit_function"), (f"{LIB}/x.py", 2, "join")), ENDED),
+        (
+            thread((f"{LIB}/multiprocessing/util.py", 334, "_exit_function"), (f"{LIB}/x.py", 2, "join")),
+            "at the end of Python, waiting for a child process",
+        ),
         (thread(*FOOT), "in no Python code"),
         (thread(*FOOT, *RECORDER), "ending after an exception"),
         (thread(*FOOT, MAIN, (f"{LIB}/threading.py", 1590, "_shutdown")), "in threading._shutdown at train.py:120"),
