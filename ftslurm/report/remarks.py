@@ -102,8 +102,13 @@ def _connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:
         tried = [each for tail in tails for each in _TRIED.finditer(tail.text)] if rank != worker.rank else []
         if tried:
             found.setdefault(f"{tried[-1]['host']}:{tried[-1]['port']}", []).append(rank)
+    masters = {f"{node.master.address}:{node.master.port}" for node in files.nodes if node.master is not None}
     ranks = sorted(found.items(), key=lambda pair: min(pair[1]))[:PLACES_SHOWN]
-    return [f"{those_ranks(ranges(each))} tried to connect to {where} in vain" for where, each in ranks]
+    own = f", and not to the run's {min(masters)}: its script sets another one" if len(masters) == 1 else ""
+    return [
+        f"{those_ranks(ranges(each))} tried to connect to {where} in vain{'' if where in masters else own}"
+        for where, each in ranks
+    ]
 
 
 def _others_named(files: RoundFiles, worker: FailedWorker) -> list[str]:

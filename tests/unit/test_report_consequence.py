@@ -397,7 +397,7 @@ def test_the_address_of_the_store_that_a_rank_could_not_connect_to_is_shown(tmp_
     run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(0, late, module="torch.distributed")
     tried = "The client socket has timed out after 7000ms while trying to connect to (127.0.0.1, 23999)."
     run.log(1, f"[E1126 00:05:08.748 socket.cpp:1028] [c10d] {tried}\n")
-    assert "rank 1 tried to connect to 127.0.0.1:23999 in vain" in cause_and_text(run.stop())[1]
+    assert "rank 1 tried to connect to 127.0.0.1:23999 in vain, and not to the run's" in cause_and_text(run.stop())[1]
 
 
 def test_a_rank_that_was_stopped_while_the_others_waited_for_it_is_the_headline(tmp_path: Path) -> None:
