@@ -53,7 +53,7 @@ AFTERMATH = re.compile(
 )
 _PROGRESS = re.compile(
     rf"{_LAUNCHER}|"
-    r"Extension modules: |(?:NOTE: invoking )?MPI_ABORT\b|with errorcode |You may or may not see|"
+    r"Extension modules: |(?:NOTE: invoking )?MPI_ABORT\b|with errorcode |You may or may not see|exactly when Open MPI|"
     r"# (?:Accounting|Ended)\b|\[\d+\]:$|(?:Failures|Root Cause).{0,60}:$|\S{1,200} FAILED$|= +(?:EXIT|PID|RANK|BAD"
     r"|CLEANING|YOU CAN|KILLED)|"
     r"(?:the job to be term|mpirun detected|a non-zero exit code|Primary job)|"

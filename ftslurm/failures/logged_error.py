@@ -31,7 +31,7 @@ _NAMED = re.compile(
 _PLACE = re.compile(
     r"^(?:(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?(?:\[[\w./-]{1,80}:\d{1,6}\] )?"
     r"(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w./-]{1,80}\.py:\d{1,6} (?:-- )?|(?a:[\w.]{1,80}):(?!\d) ?(?=\S)"
-    r"|rank[= ]\d+\]?:? )?"
+    r"|rank[= ]\d+\]?:? |on proc \d+: )?"
 )
 _LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
 

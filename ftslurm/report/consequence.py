@@ -15,7 +15,7 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.failures.nccl import late_ranks
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
-from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.failed_worker import NO_END, FailedWorker
 from ftslurm.report.reported_before import stderr_before
 from ftslurm.report.root_cause import Follower
 from ftslurm.text import clip, cut_middle, ranges
@@ -176,7 +176,10 @@ def last_words(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequenc
     Args:
         survived: the ends of the stderr of ranks that did not fail, or had gone on.
     """
-    quoted = {"stderr", "output"} & set(worker.evidence) or (worker.cause.name == "abort" and ": " in worker.what)
+    # What a log states of an end that it has no code of is a reason.
+    stated = worker.cause.name == "exit" and worker.exit_code is None and worker.what not in ("", NO_END)
+    stated = stated or (worker.cause.name == "abort" and ": " in worker.what)
+    quoted = stated or {"stderr", "output"} & set(worker.evidence)
     if quoted or not (worker.cause.silent or worker.cause.name == "abort"):
         return []
     from ftslurm.failures.closing_lines import last_line, without_last

@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ftslurm.failures.closing_lines import is_summary
+from ftslurm.failures.exception_line import HEADER
+from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.retryability import OTHER_FAILED
 from ftslurm.report.logs.end import signal_name
 
@@ -34,6 +37,19 @@ _FATAL = re.compile(
 # The first line of the stack repeats the call with its arguments.
 _MPI_STACK = re.compile(r"\w{3,60}\(\d+\)\.*: ?(?! ?MPI_\w+\(.*\) failed$)(?P<text>.*)")
 _PLACE = re.compile(r"(?<=\()\w+\.c:\d+:\w+:")
+
+
+# Of Open MPI and MPICH, where a program calls MPI_Abort: its reason is above.
+_ABORT_CALLED = re.compile(
+    r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) in"
+    r"|application called MPI_Abort\(\w+, -?\d+\) - process (?P<process>\d{1,6})"
+)
+_RULE = re.compile(r"-{20,}\s*$")
+ABOVE, NOTICE = 12, 40
+"""Lines above an MPI_Abort in which its reason is sought; of a notice between two rules."""
+_FATAL_NOTICE = re.compile(
+    r"(?:There are not enough slots|(?:PRTE|ORTE|PMIX|Open MPI) has lost communication|mpi(?:run|exec) was unable to)"
+)
 
 
 class Native(NamedTuple):
@@ -76,3 +92,46 @@ def native_end(lines: Sequence[str]) -> Native | None:
     text = mpi["text"].partition(", error stack")[0]
     text = f"{text.removesuffix(': Other MPI error')}: {_PLACE.sub('', inner)}"[:400] if inner else text
     return Native(text, None, mpi["node"], int(mpi["rank"]))
+
+
+def abort_called(lines: Sequence[str], i: int) -> Native | None:
+    """Return the end of a rank that called MPI_Abort by line ``i``, with the reason above; None: it has none.
+
+    A traceback there says more, and is found by itself.
+    """
+    found = _ABORT_CALLED.match(lines[i])
+    if found is None:
+        return None
+    at = i
+    while at and (_RULE.match(lines[at - 1]) or not lines[at - 1].strip()):
+        at -= 1
+    above = list(lines[max(0, at - NOTICE) : at])
+    if any(HEADER in line for line in above):
+        return None
+    fatal = next((k for k in reversed(range(len(above))) if above[k].strip() == "Fatal error:"), None)
+    if fatal is not None:  # of GROMACS
+        text = _paragraph(above[fatal + 1 :])
+    else:
+        own = (line for line in above[-ABOVE:] if not is_summary(line))
+        errors = [error for line in own if (error := logged_error(line)) is not None]
+        text = errors[-1] if errors else ""
+    return Native(text[:400], None, None, int(found["rank"] or found["process"])) if text else None
+
+
+def notice(lines: Sequence[str]) -> str:
+    """Return what MPI's launcher states by a notice between two rules, of which the first of these lines is one.
+
+    Empty: it is none, or one of those that follow from a process's end.
+    """
+    if not _RULE.match(lines[0]) or len(lines) < 3 or _FATAL_NOTICE.match(lines[1]) is None:
+        return ""
+    end = next((k for k in range(2, min(len(lines), NOTICE)) if _RULE.match(lines[k])), len(lines))
+    first, second = (*"\n".join(lines[1:end]).split("\n\n"), "")[:2]
+    details = second.split("\n") if re.match(r"  |\w[\w ]{2,20}: ", second) else []
+    return " ".join([*first.split(), *(word for line in details for word in line.split())])
+
+
+def _paragraph(lines: Sequence[str]) -> str:
+    """Return the lines up to a blank one, joined."""
+    end = next((k for k, line in enumerate(lines) if not line.strip()), len(lines))
+    return " ".join(line.strip() for line in lines[:end])

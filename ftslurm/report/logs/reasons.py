@@ -9,7 +9,7 @@ from itertools import pairwise
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.nccl_timeout import rank_in, timeout_in
 from ftslurm.report.logs.lines import GAP, Line
-from ftslurm.report.logs.native import STACK, Native, native_end
+from ftslurm.report.logs.native import NOTICE, STACK, Native, abort_called, native_end, notice
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.pods import not_started
 from ftslurm.report.logs.success import works
@@ -147,7 +147,7 @@ _MAYBE = re.compile(
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|atchdog timeout|not accessible|: F |^F\d"
     r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
-    r"|Could not "
+    r"|Could not |MPI_A|^-----"
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
@@ -184,6 +184,9 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
             detail = next(each for each in match.groups() if each)
             message = f"the container could not be started: {_tidy(detail)}"
             found.append(Reason(line.number, "spawn", None, None, message, STRONG, line))
+            continue
+        if (by_mpi := _by_mpi(lines, i, found)) is not None:
+            found.append(by_mpi)
             continue
         if i - usage <= 60 and (match := _USAGE.match(text)) is not None:
             found.append(Reason(line.number, "exit", 2, None, match["m"], STRONG, line, final=_final(lines, i)))
@@ -235,6 +238,19 @@ def _by_signal(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> list[R
     further = lines[i + 1].text[:300] if i + 1 < len(lines) and "what():" in lines[i + 1].text else ""
     message = f"{text[:300]}\n{further}" if further else text[:300]
     return [] if follows else [Reason(line.number, "signal", None, "SIGABRT", message, STRONG, line, rank=rank)]
+
+
+def _by_mpi(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> Reason | None:
+    """Return the reason of a rank that called MPI_Abort in line ``i``, or what MPI's launcher states from there on."""
+    line = lines[i]
+    known = [each for each in known if each.strength == STRONG and line.number - each.number < NOTICE]
+    above = [each.text for each in lines[max(0, i - 2 * NOTICE) : i + 1]] if "MPI_A" in line.text and not known else []
+    called = abort_called(above, len(above) - 1) if above else None
+    if called is not None:
+        return Reason(line.number, "exit", None, None, called.text, STRONG, line, rank=called.rank)
+    stated = notice([each.text for each in lines[i : i + NOTICE]]) if line.text.startswith("-----") else ""
+    kind = "spawn" if " unable to " in stated else "exit"
+    return Reason(line.number, kind, None, None, stated, STRONG, line) if stated else None
 
 
 def _of_native(line: Line, found: Native) -> Reason:
