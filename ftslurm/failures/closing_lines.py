@@ -69,6 +69,7 @@ OF_LOG = re.compile(
 )
 GOES_ON = re.compile(
     r"(?i)\b(retrying|(will|to) retry|entering retry loop|continuing|skipping|ignoring|falling back|resuming)\b"
+    r"|(?<!exception )\bignored\b"
     r"|\busing (the )?defaults?\b|\b(?:try|trying) (?:it )?again\b|\bgo(?:es|ing) on\b|\b(?:second|next|another) try\b"
     r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
     # What a program does instead, after what failed: "cache not readable, rebuilding".
@@ -93,7 +94,7 @@ _SUMMARY = re.compile(
 )
 # Of a wrapper, which only repeats how the program ended.
 _ONLY_CODE = re.compile(
-    r"(?i)\b(?:ended|exited|finished|failed|returned) with (?:(?:exit )?(?:code|status) )?\d{1,3}\W*$"
+    r"(?i)\b(?:ended|exited|finished|failed|returned)(?: with|,) (?:(?:exit )?(?:code|status) )?\d{1,3}\W*$"
 )
 _OF_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):| {2}File \"| {2}\.\.\.$")
 

@@ -19,13 +19,13 @@ _INTRODUCES = re.compile(
 _SEVERAL = re.compile(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
     r"The actor died|node running low on memory|ranks:dict_keys|ncclResult|task names|following|HCCL error"
-    r"|An error occurred while calling|OPS function error|NPU (?:function )?error"
+    r"|An error occurred while calling|OPS function error|set up runtime environment|NPU (?:function )?error"
 )
 _ALSO = re.compile(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
     r"/job:|: \w+\.|org\.apache\.|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-"
-    r"|E[A-Z]\d{4}: |\[rank\d+\]"
+    r"|Failed to install |ERROR: |E[A-Z]\d{4}: |\[rank\d+\]"
     r"|(socket|bootstrap|Net|Call to|Connection"
     r"|Cuda failure|Error)\b"
 )

@@ -33,7 +33,7 @@ _OF_COMPILERS_ONLY = (
     "CppCompileError",
     "CompileTimeAssertionFailure",
 )
-CHILD_LOST = r"terminated abruptly|abruptly died|[Ww]orker (?:process )?died"
+CHILD_LOST = r"terminated abruptly|abruptly died|[Ww]orker (?:process )?died|workers? (?:is|are) no longer alive"
 """In the message of a pool of processes of which one was killed."""
 _CHILD_KILLED = re.compile(rf"killed by signal: Killed|exited unexpectedly|SIGKILL|{CHILD_LOST}")
 

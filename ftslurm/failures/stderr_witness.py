@@ -29,7 +29,7 @@ from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.foreign_reason import LINES as FOREIGN
 from ftslurm.failures.foreign_reason import foreign_reason
 from ftslurm.failures.logged_error import GLOG, RANK_PREFIX, json_exception, logged_error
-from ftslurm.failures.reason import by_distributed, links, reason
+from ftslurm.failures.reason import EXIT, by_distributed, is_code, links, reason
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.traceback_text import Traceback, tracebacks
 from ftslurm.records.error import ExceptionRecord, Frame
@@ -196,7 +196,7 @@ class _Search:
         while at > 0:
             if remaining and at <= remaining[-1].end:
                 last = remaining.pop()
-                if last.ignored:
+                if last.ignored or _is_exit(last.exception):
                     at = last.first
                     continue
                 if _is_launcher(last.exception):
@@ -234,6 +234,7 @@ class _Search:
     def by_hook(self, end: int) -> Witness | None:
         """Return the traceback by torch's hook, which ended its process, below which only a wrapper prints."""
         found = [each for each in self.found if each.rank is not None and not each.ignored and each.end <= end]
+        found = [each for each in found if not _is_exit(each.exception)]
         if not found or any(map(STEP.search, self.lines[found[-1].end : end])):
             return None
         return self._of(self._first_of_ranks(found[-1], found[:-1]))
@@ -387,6 +388,11 @@ def _logged(text: str) -> Witness:
 
 def _is_launcher(exception: ExceptionRecord) -> bool:
     return exception.type == "ChildFailedError" or _OF_CHILD.search(exception.message) is not None
+
+
+def _is_exit(exception: ExceptionRecord) -> bool:
+    """Whether a program only ended itself by it: why is above."""
+    return exception.type == EXIT and is_code(exception.message)
 
 
 def _follows(exception: ExceptionRecord) -> bool:

@@ -171,10 +171,11 @@ def _of_compiler(text: str) -> Witness | None:
     """Return a compiler's first error: what it prints below are its consequences."""
     from ftslurm.failures.stderr_witness import LOGGED, Witness
 
-    found = _COMPILER_ERROR.search(text)
-    if found is None:
+    errors = [found[0].strip() for found in _COMPILER_ERROR.finditer(text)]
+    if not errors:
         return None
-    place, colon, text = found[0].strip().partition(": ")
+    # What ends with a colon has its subject below.
+    place, colon, text = next((each for each in errors if not each.endswith(":")), errors[0]).partition(": ")
     sentences = _SENTENCE.split(text)
     while len(sentences) > 1 and len(" ".join(sentences)) > _ERROR_LIMIT:
         sentences.pop()  # what is wrong comes first, then what may be done

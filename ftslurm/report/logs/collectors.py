@@ -53,12 +53,14 @@ _NAMES = (
 )
 _PROOF = re.compile(
     r"(?: {0,6}\d{1,6}: |[A-Za-z][\w-]{0,60}\d: )?(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
-    r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?\d{1,6}\]<std|<std(?:out|err)>:| {2}rank +: \d| *[│|╭╰] |\{\")"
+    r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?(?:mpirank:)?\d{1,6}(?:,[\w.-]{1,80})?\]<std|<std(?:out|err)>:"
+    r"| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
 _OF_POD = re.compile(r"^\[pod/[^\]\s]{1,200}\] (?=\[(?:rank|default)\d)")
 _DETERMINED = re.compile(r"(?:\[[^\]\s]{10,40}\] )?[0-9a-f]{8} (?:\[rank=(\d{1,6})\] )?\|\| ?")
 _PROCESS = re.compile(r"\([\w.:()-]{1,80} pid=\d{1,9}[,)]")
 _DIGITS = re.compile(r"\d+")
+_NAMED = re.compile(r"^[A-Za-z][\w./-]{0,80} ")
 _TIMED = re.compile(rf"^{_TIME} ")
 NARROWEST, WIDEST = 40, 300
 """Columns of a terminal."""
@@ -142,7 +144,8 @@ def _without_form(lines: list[str]) -> list[str] | None:
     for form in _FOREIGN:
         if len(full) >= FEWEST and all(form.match(line) for line in full):
             return [form.sub("", line, count=1) for line in lines]
-    return next((_rests(lines, found) for form in _FORMS if (found := _before_all(lines, form)) is not None), None)
+    found = (_before_all(lines, form, named=True) for form in _FORMS)
+    return next((_rests(lines, each) for each in found if each is not None), None)
 
 
 def _without_name(lines: list[str]) -> list[str] | None:
@@ -171,8 +174,16 @@ def _rests(lines: Sequence[str], found: Sequence[re.Match[str] | None]) -> list[
     return [line[match.end() :] if match else line for line, match in zip(lines, found, strict=True)]
 
 
-def _before_all(lines: Sequence[str], form: re.Pattern[str]) -> list[re.Match[str] | None] | None:
-    """Return where a form is at the beginnings of lines; None: not of nearly all, tracebacks or labels among them."""
+def _before_all(
+    lines: Sequence[str], form: re.Pattern[str], *, named: bool = False
+) -> list[re.Match[str] | None] | None:
+    """Return where a form is at the beginnings of lines; None: not of nearly all, tracebacks or labels among them.
+
+    Args:
+        lines: all of them.
+        form: the form.
+        named: whether a name may stand between it and mpirun's labels, which tell more.
+    """
     full = [line for line in lines if line.strip()]
     sample = full[:SAMPLE]
     if len(full) < FEWEST or 2 * sum(form.match(line) is not None for line in sample) < len(sample):
@@ -182,6 +193,7 @@ def _before_all(lines: Sequence[str], form: re.Pattern[str]) -> list[re.Match[st
     # The first and the last line may be cut off.
     if len(rests) < FEWEST or len(full) - len(rests) > max(OTHERS, (1 - NEARLY_ALL) * len(full)):
         return None
+    rests += [_NAMED.sub("", rest, count=1) for rest in rests if "]<std" in rest] if named else []
     return found if any(_PROOF.match(_TIMED.sub("", rest, count=1)) for rest in rests) else None
 
 
@@ -206,6 +218,9 @@ def _from_json(lines: list[str]) -> list[str]:
     if len(full) < FEWEST or not all(line.startswith("{") for line in full[:FEWEST]):
         return lines
     texts = [_text(line) for line in full]
+    pods = [_pod(line) for line in full]
+    if len({*pods}) > 1:
+        texts = [text if text is None or not pod else f"{pod}{text}" for pod, text in zip(pods, texts, strict=True)]
     if sum(text is not None for text in texts) < NEARLY_ALL * len(full):
         return lines
     # A logger's documents have a level, and no lines of tracebacks of their own; docker's name the stream.
@@ -214,6 +229,14 @@ def _from_json(lines: list[str]) -> list[str]:
     return [
         part for line, text in zip(full, texts, strict=True) for part in (line if text is None else text).split("\n")
     ]
+
+
+def _pod(line: str) -> str:
+    """Return the label of the pod that a document of Kubernetes' collectors names; empty: none."""
+    value = json_object(line) or {}
+    inner = value.get("kubernetes")
+    name = text_of(inner if isinstance(inner, dict) else value, "pod_name", "pod")
+    return f"[pod/{name}/-] " if name else ""
 
 
 def _with_logged(lines: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from ftslurm.failures.closing_lines import went_on
+from ftslurm.failures.closing_lines import goes_on_without, went_on
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
@@ -219,7 +219,7 @@ class Finder:
         if each.by_hook or self._is_before_end(each):
             return True
         end = self._log.end_after(each.end, rank)
-        if self._was_done_without(each, own):
+        if self._was_left_behind(each, own) or self._was_done_without(each, own):
             return False
         if _is_of_feeder(each):
             return None
@@ -271,6 +271,12 @@ class Finder:
             return False
         ordinary, gap = self._log.ordinary(own, each.end, None)
         return not gap and ordinary <= CLOSING_LINES and not self._log.goes_on(each.end)
+
+    def _was_left_behind(self, each: Raised, own: Sequence[Line]) -> bool:
+        """Whether the line below an exception says that its program goes on without what failed, and it did."""
+        below = [line for line in own[bisect_right(own, each.end, key=number_of) :] if line.text.strip()]
+        goes_on = bool(below) and goes_on_without(below[0].text)
+        return goes_on and any(not is_aftermath(line.text) for line in below[1:])
 
     def _was_done_without(self, each: Raised, own: Sequence[Line]) -> bool:
         """Whether the line before an exception names what the program uses instead, and it raised another one later."""

@@ -141,7 +141,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
 
 def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]) -> None:
     """Add the process that was killed for memory, if no failure has a reason of its own."""
-    if not all(is_cascade(error) or has_lost_process(error) for error in errors.values()):
+    if not all(is_cascade(error) or has_lost_process(error) or _lost_pipe(error) for error in errors.values()):
         return
     error = oom_error(log)
     free = min([error.rank, *(number - 1 for number in errors if number < 0)]) if error.rank < 0 else error.rank
@@ -149,6 +149,11 @@ def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str
     order = min([error.order, *(each.order - 1 for each in errors.values())])
     tails[free] = "" if errors else log.tail(log.lines)
     errors[free] = replace(error, rank=free, order=order)
+
+
+def _lost_pipe(error: RankError) -> bool:
+    """Whether a failure is the end of a pipe or connection, as to a process that was killed."""
+    return error.exception is not None and error.exception.type in ("EOFError", "BrokenPipeError")
 
 
 def _given_rank(lines: Sequence[Line]) -> int | None:
@@ -211,16 +216,19 @@ def _follow(log: AttemptLog, errors: Mapping[int, RankError], job: JobEnd) -> bo
         # Of the network, on the nodes that did not fail.
         names_ = nodes_of(job.node)
         return not any(error.node in names_ for error in errors.values())
-    if not all(is_cascade(error) for error in errors.values()):
+    # A rank of which only the exit code is known tells nothing beside one that lost the node.
+    bare = [error for error in errors.values() if job.state == "NODE_FAIL" and error.message.startswith("exit code ")]
+    if not all(is_cascade(error) for error in errors.values() if error not in bare or len(bare) == len(errors)):
         return False
     elsewhere = all(log.part_of(error.order) != log.part_of(job.number) for error in errors.values())
     return job.state == "NODE_FAIL" or (job.state == "CANCELLED" and bool(job.why) and elsewhere)
 
 
 def _killed_last(errors: Mapping[int, RankError]) -> set[int]:
-    """Return the ranks that were killed, without a reason, when all others had waited for a collective in vain."""
-    killed = {rank for rank, error in errors.items() if error.message == "SIGKILL"}
-    late = [error.order for error in errors.values() if timeout_in(error.message) is not None]
+    """Return the ranks that ended or were killed, without a reason, when all others had waited in vain."""
+    bare = ("SIGKILL", "exit code 1")
+    killed = {rank for rank, error in errors.items() if error.message in bare}
+    late = [error.order for error in errors.values() if has_waited(error)]
     parted = late and len(late) + len(killed) == len(errors) and all(errors[rank].order > max(late) for rank in killed)
     return killed if parted else set()
 

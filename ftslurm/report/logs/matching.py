@@ -369,18 +369,24 @@ class Matcher:
 
     def _match_signals(self, unnamed: list[Found], ends: dict[int, End]) -> None:
         """Report the ends by signals; a crash in the log is that of the only end by its signal."""
+        shared: list[Found] = []
         for rank, end in ends.items():
             if end.signal is None:
                 continue
             crash = [
                 each for each in unnamed if signal_of(each.thing) == end.signal or (end.oom and _is_of_killed(each))
             ]
-            if crash and sum(end.signal == other.signal for other in ends.values()) == 1:
+            same = sum(end.signal == other.signal for other in ends.values())
+            if 1 < same <= len(crash):
+                self._give(crash[0], rank, end)  # of as many as ended so
+                shared += crash
+            elif crash and same == 1:
                 raised = [each for each in unnamed if _is_thrown(each, crash[0])]
                 self._give((raised or crash)[0], rank, end)
                 unnamed[:] = [each for each in unnamed if each is not crash[0] and each not in raised]
             else:
                 self.errors[rank], self.tails[rank] = of_end(end, rank), self._log.tail_of(rank)
+        unnamed[:] = [each for each in unnamed if each not in shared]
 
     def _give(self, each: Found, rank: int, end: End) -> None:
         """Take the evidence for the end of a rank."""

@@ -136,7 +136,9 @@ def logged_last(
         return None, ""
     (rank, end), *_ = ends.items()
     known = errors.get(rank)
-    if known is None or not (is_cascade(known) or known.message == f"exit code {end.code}"):
+    if known is None or not (
+        is_cascade(known) or known.message in (f"exit code {end.code}", f"SystemExit: {end.code}")
+    ):
         return None, ""
     line = _last_output_before(log, min([*following, end.number]))
     if line is None:

@@ -23,7 +23,7 @@ from ftslurm.text import cut_middle, duration
 LEAST = timedelta(seconds=60)
 FACTOR = 20
 """Times the usual interval between lines after which silence means something."""
-FEWEST, RECENT = 3, 200
+FEWEST, RECENT = 2, 200
 LINE_LIMIT = 100
 _TIME = re.compile(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
 _DIGITS = re.compile(r"\d+")
