@@ -36,6 +36,17 @@ def test_an_excerpt_is_explained_by_what_it_contains(row: list[str], tmp_path: P
 
 
 HEADLINES = {
+    "ag-05": "ranks 0-1 on hpc-pg0-1, hpc-pg0-2: the container's image has no such program",
+    "ag-06": "Fatal error in PMPI_Comm_connect: Invalid port",
+    "ag-07": "Fatal error in PMPI_Waitall: OFI poll failed (Input/output error - UNDELIVERABLE)",
+    "ag-09": "rank 71 on j15r3n09: exit code 1: step300299-ran out of space on angle_list: top=1052",
+    "ag-107": "PRTE has lost communication with a remote daemon.",
+    "ag-11": "There are not enough slots available in the system to satisfy the 16 slots",
+    "ag-118": "nvcc fatal : Unsupported gpu architecture 'compute_90a'",
+    "ag-133": "time limit reached; nothing was printed for the last 21 h 59 min",
+    "ag-139": "Transport retry count exceeded on mlx5_0:1/IB",
+    "ag-156": "rank 9 on z3: exit code 99: CFL violated at step 4412",
+    "ag-61": "rank 2 on gpu-b11: exit code 1: Step 11260: The X coordinate of atom",
     "ac-25": "ranks 0-3: RuntimeError: Not enough memory",
     "ac-32": "ValueError: Free memory on device",
     "ac-45": "some rank: killed by the kernel: out of memory",
