@@ -62,7 +62,7 @@ def _candidates(aborted: Aborted, groups: Collection[GroupOfRanks]) -> Iterator[
     """Return the calls of that function that the rank may have been in, one of each group to which it may belong.
 
     The partner sends all its data before it waits, so that its newest call may be the one behind; what came was longer
-    than expected, so that the longer one of the two is taken.
+    than expected, so that the longer one of the two is taken. Of two alike, the number is not known: 0.
     """
     for group in groups:
         if aborted.rank in group.known or (group.members is not None and aborted.rank not in group.members):
@@ -71,7 +71,9 @@ def _candidates(aborted: Aborted, groups: Collection[GroupOfRanks]) -> Iterator[
         named = [seq for seq, of in calls.items() if _is_named(next(iter(of.values())).operations[0], aborted)]
         newest = [_Candidate(group, seq, calls[seq]) for seq in sorted(named)[-2:]]
         if newest:
-            yield max(reversed(newest), key=lambda each: _elements(each.operation))
+            longest = max(reversed(newest), key=lambda each: _elements(each.operation))
+            alike = len(newest) > 1 and newest[0].operation == newest[1].operation
+            yield longest._replace(seq=0) if alike else longest
 
 
 def _is_named(operation: Operation, aborted: Aborted) -> bool:

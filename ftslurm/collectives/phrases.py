@@ -32,7 +32,8 @@ _ADVICE = {
     OPERATION: "All ranks of a group must call the same collectives in the same order: see where paths part.",
     SIZE: "These tensors must have equally many elements on all ranks: see where their sizes come from.",
     DTYPE: "These tensors must be of one type on all ranks: see where their types come from.",
-    ABORTED: "These calls must be the same, with equally many elements on all ranks: see where the sizes come from.",
+    ABORTED: "These calls must be the same, with equally many elements of one type on all ranks: see where the sizes"
+    " come from.",
     ABSENT: "The others wait for {it}: the stacks below show where {it} {is_}.",
     LEFT: "Ranks must take part in equally many steps and collectives: see why some had no more work.",
     NOT_STARTED: "Work of {its} device before it is not done: check the device, and what else the rank has enqueued.",
@@ -65,8 +66,8 @@ def call(operation: Operation, seq: int) -> str:
 
 
 def named(operation: Operation, seq: int) -> str:
-    """``all_reduce #118``."""
-    return f"{safe(operation.name)} #{seq}"
+    """``all_reduce #118``; without the number 0, of a call of which it is not known."""
+    return f"{safe(operation.name)} #{seq}" if seq else safe(operation.name)
 
 
 def calls(operations: Sequence[Operation], seq: int) -> str:

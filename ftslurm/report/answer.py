@@ -66,9 +66,8 @@ def _fitted_place(cause: Json, style: Style, when: str, room: int) -> list[str]:
 
 
 def _shortened_file(where: Json | None) -> Json | None:
-    if where is None or where["shown"].count("/") < 3:
-        return where
-    return {**where, "shown": f".../{'/'.join(where['shown'].split('/')[-2:])}"}
+    parts = [] if where is None else where["shown"].replace("\\", "/").split("/")
+    return where if where is None or len(parts) < 4 else {**where, "shown": f".../{'/'.join(parts[-2:])}"}
 
 
 def _short_verdict(cause: Json, limit: int, width: int) -> str:

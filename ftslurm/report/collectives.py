@@ -182,7 +182,7 @@ def as_dict(found: Judgement, files: RoundFiles, *, used: bool) -> Dict:
         "group": None if root is None else root.name,
         "group_description": None if root is None else root.description,
         "group_size": None if root is None else root.size,
-        "number": None if root is None else root.seq,
+        "number": None if root is None else root.seq or None,
         "operation": None if root is None or root.operation is None else root.operation.name,
         "waited_s": None if root is None else root.waited_ns / 1e9,
         "parties": [_party(each, party, found, nodes, broken) for each, party in parties],

@@ -115,7 +115,8 @@ def _nccl(found: re.Match[str]) -> str:
 
 def _clip_path(word: str, width: int) -> str:
     """Cut a path that is too long for a line at its beginning."""
-    return word if len(word) <= width or "/" not in word else f"...{word[3 - width :]}"
+    is_path = "/" in word or "\\" in word
+    return f"...{word[3 - width :]}" if is_path and len(word) > width else word
 
 
 @dataclass(frozen=True)

@@ -262,3 +262,9 @@ def test_the_forward_call_of_a_gradient_that_is_nan_is_shown(tmp_path: Path) -> 
     path = RunBuilder(tmp_path).round().fail(1, error, log=forward).stop().close("failed", "no restarts").write()
     text = " ".join(render(analyse(gather(path, now_ns=10**19)), zone=time.gmtime).split())
     assert "its forward call: train.py:18 in distance" in text
+
+
+def test_a_path_of_windows_is_shortened_as_any_other(tmp_path: Path) -> None:
+    frames = [("C:\\Users\\User\\Downloads\\SD\\kohya_ss\\library\\train_util.py", 3860, "_load_target_model_of_it")]
+    run = RunBuilder(tmp_path).round().fail(1, OSError("no model of this name " * 5), frames=frames)
+    assert "at .../library/train_util.py:3860 in" in first_lines(run.stop())
