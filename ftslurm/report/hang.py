@@ -75,6 +75,7 @@ _RECEIVE = (
 )
 _ONE_RECEIVES = "It waits to receive: see which rank should have sent, and whether it did."
 _POLL = "They sleep there: see what they wait for, such as a file, a lock or another rank."
+_AFTER_EXCEPTION = "See that exception first: what its rank calls after it, as in a handler, the others do not expect."
 _SILENT = (
     "Their collectives went on: call ftslurm.heartbeat() in the loop, let it print, or raise the time-out"
     " (--hang-timeout)."
@@ -208,6 +209,8 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     locked = plain.advice == _LOCKED
     odd = [group for group in verdict.suspects if group.activity is not None and group.activity.activity in RECEIVES]
     receives = len(found.culprits) == 1 == len(odd)
+    raised = not found.culprits and len(plain.remarks) == 1
+    advice = _ONE_RECEIVES if receives else _AFTER_EXCEPTION if raised else phrases.advice(found)
     dead = dead_threads(files, verdict)
     left = found.culprits[:1] if found.kind == LEFT else ()
     ends = [line for rank in left for line in consequence.stderr_end(files, rank) if line not in plain.remarks]
@@ -218,7 +221,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
         node=nodes.get(plain.rank if plain.rank is not None else -1, plain.node),
         nodes=where or plain.nodes,
         ranks=ranges(ranks),
-        advice=plain.advice if locked else _ONE_RECEIVES if receives else phrases.advice(found),
+        advice=plain.advice if locked else advice,
         evidence=(*plain.evidence, COLLECTIVES),
         remarks=(*plain.remarks, *ends, *([dead] if dead else [])),
         hang={

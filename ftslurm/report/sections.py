@@ -86,7 +86,8 @@ def other_ranks(entry: Json, report: Json) -> list[tuple[str, str]]:
         rows.append((plural(more, "rank"), f"{plural(len(rest), 'more kind')} of failure (see --json)"))
     stopped, finished, silent = entry["stopped"], entry["finished"], entry["silent"]
     if stopped is not None:
-        killed = f", {stopped['killed']} of them by SIGKILL" if stopped["killed"] else ""
+        some = "" if stopped["killed"] == stopped["count"] else f", {stopped['killed']} of them"
+        killed = f"{some} by SIGKILL" if stopped["killed"] else ""
         why = _why_stopped(first_line(stopped["reason"] or ""), entry["first_failure"])
         rows.append((_ranks(stopped["ranks"], stopped["count"]), f"stopped by ftslurm{killed}{why}"))
     if finished is not None:

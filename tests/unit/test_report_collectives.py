@@ -188,6 +188,19 @@ def test_two_against_two_are_both_in_the_first_line_and_no_rank_is_a_suspect(tmp
     assert report["rounds"][0]["collectives"]["culprits"] is None
 
 
+def test_of_two_calls_the_one_in_the_handler_of_an_exception_is_pointed_to(tmp_path: Path) -> None:
+    raised = (
+        'Traceback (most recent call last):\n  File "/home/ann/lm/data.py", line 13, in read\nValueError: bad row\n'
+    )
+    run = RunBuilder(tmp_path, nodes=1).round().steps(1, 120).log(1, raised).wait(200)
+    run.hang(0, places={0: REDUCE, 1: GATHER}, step=120)
+    recorded(run, {0: WAITS, 1: ODD})
+    text = " ".join(report_and_text(run.stop(killed=(0, 1)).close("failed", REASON))[1].split())
+    assert "the stderr of rank 1 ends with a traceback: ValueError: bad row" in text.partition(" hint:")[0]
+    assert "hint: See that exception first" in text
+    assert "stopped by ftslurm by SIGKILL" in text
+
+
 def test_all_in_one_call_is_no_rank_s_fault_even_if_one_is_elsewhere(tmp_path: Path) -> None:
     """Rank 3 has made the call without waiting for it: the transport does the rest."""
     report, text = report_and_text(
