@@ -120,7 +120,7 @@ def went_on(line: str) -> bool:
     return found is not None and found[1].lower() not in _ERRORS and ENDS.search(line) is None
 
 
-def is_aftermath(text: str) -> bool:
+def has_only_aftermath(text: str) -> bool:
     """Return whether an output has nothing but warnings and lines that are printed when a program ends."""
     return all(AFTERMATH.match(RANK_PREFIX.sub("", line)) for line in output_lines(text))
 

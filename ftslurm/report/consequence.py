@@ -170,7 +170,7 @@ def stderr_end(files: RoundFiles, rank: int, then: int | None = None, *, of_trou
     return (f'the stderr of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"',) if last else ()
 
 
-def last_words(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequence[str]) -> list[str]:
+def last_output(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequence[str]) -> list[str]:
     """Return what a rank printed last, if neither its end nor its output has a reason; empty: nothing that helps.
 
     Args:

@@ -105,7 +105,7 @@ def output_evidence(
     if not cause.silent:
         return None
     # Most failures have a reason of their own: a fast report does not load this.
-    from ftslurm.failures.closing_lines import is_aftermath
+    from ftslurm.failures.closing_lines import has_only_aftermath
     from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, witness
 
     if cause.name == "shell-missing" and (by_shell := _of_shell(texts.get("stderr", ""))) is not None:
@@ -118,7 +118,7 @@ def output_evidence(
             return None
         if found is not None:
             return _accepted(found, f"its {stream}", exception, signal)
-        if not is_aftermath(texts.get(stream, "")):
+        if not has_only_aftermath(texts.get(stream, "")):
             return None
     return None
 
@@ -145,7 +145,7 @@ def _accepted(found: Witness, source: str, exited: ExceptionRecord | None, signa
     if found.kind == LOGGED and signal not in (None, "SIGABRT"):
         return None  # what sent the signal did not write the line
     if found.kind != TRACEBACK and exited is not None and not is_code(exited.message):
-        return None  # the program's own last words are known
+        return None  # the program's own message is known
     if found.exception is not None:
         return OutputEvidence(found, source, _with_context(found.exception, exited))
     caught = exited.context if exited is not None and exited.type == EXIT else None

@@ -356,7 +356,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *on_source(files, source, same, places),
             *collectives,
             *of_rank(files, this.failed, worker, tails),
-            *consequence.last_words(worker, tails, survived),
+            *consequence.last_output(worker, tails, survived),
         ),
     )
 

@@ -230,7 +230,7 @@ def _restarted(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
         or (names_rank(line.text) is not None and says_completed(line.text))
         for line in rest
     ):
-        return  # a batch script's own words
+        return  # a batch script's own lines
     began = next((line.number for line in rest if not line.text.startswith((" ", "srun", "slurm"))), None)
     if began is not None:
         yield began

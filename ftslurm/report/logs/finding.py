@@ -251,7 +251,7 @@ class Finder:
         limit = OTHERS_LINES if end is not None and end.code == 1 else CLOSING_LINES
         if end is not None and not gap and ordinary <= limit and not worked:
             return True
-        # A batch script's last words, as "Done" or a time.
+        # What a batch script prints at its end, as "Done" or a time.
         if closes and not self._log.goes_on(each.end):
             return True
         return None if (gap or ordinary <= OTHERS_LINES) and not each.logged else False

@@ -143,11 +143,11 @@ def _of_lines(
     rounds = [_round(i + 1, each, paths, size) for i, each in enumerate(judged)]
     notes = list(judged[-1].notes)
     if not judged[-1].errors and judged[-1].state is None:
-        notes += _last_words(parts[-1], any(excerpt.open_end for _, excerpt in read))
+        notes += _last_line(parts[-1], any(excerpt.open_end for _, excerpt in read))
     return _snapshot(name, rounds, judged, problems, [*notes, *remarks], now_ns, causes)
 
 
-def _last_words(lines: Sequence[Line], open_end: bool) -> list[str]:
+def _last_line(lines: Sequence[Line], open_end: bool) -> list[str]:
     """Describe the end of a log without a failure: it may be of a job that runs, or that was killed."""
     last = next((line for line in reversed(lines) if line.text.strip() and line.text != GAP), None)
     if last is None:

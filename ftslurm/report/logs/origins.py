@@ -97,7 +97,7 @@ def lost_task(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
 
 
 def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
-    """Return the last words of the only process that did not lose the others, where each has its own file.
+    """Return the last line of the only process that did not lose the others, where each has its own file.
 
     The last lines of others may only be of progress.
     """
@@ -107,12 +107,12 @@ def silent_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
         if line.task is not None or line.rank is not None or line.node is not None:
             files.setdefault(line.part, []).append(line)
     silent = [own for part, own in files.items() if part not in failed]
-    words = [(last, logged_error(last.text)) for own in silent if (last := _last_line(own)) is not None]
-    logged = [(line, text) for line, text in words if text is not None and not goes_on_without(text)]
+    last_lines = [(last, logged_error(last.text)) for own in silent if (last := _last_line(own)) is not None]
+    logged = [(line, text) for line, text in last_lines if text is not None and not goes_on_without(text)]
     if len(logged) == 1:
         line, text = logged[0]
-    elif len(words) == 1 and not logged and has_unique_form(log, words[0][0]):
-        line = words[0][0]
+    elif len(last_lines) == 1 and not logged and has_unique_form(log, last_lines[0][0]):
+        line = last_lines[0][0]
         text = f'its output ends with "{line.text.strip()[:QUOTE_LIMIT]}"'
     else:
         return None
@@ -176,7 +176,7 @@ def _last_line(lines: Sequence[Line]) -> Line | None:
 
 
 def was_survived(log: AttemptLog, end: End) -> bool:
-    """Return whether output follows a shell's word on a signal to a process that it does not name."""
+    """Return whether output follows a shell's line on a signal to a process that it does not name."""
     return end.by == "shell" and end.pid is None and log.between(end.number, log.lines[-1].number + 1) > 0
 
 

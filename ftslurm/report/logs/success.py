@@ -41,7 +41,7 @@ _FITTED = re.compile(r"`?Trainer\.fit`? stopped: `max_(?:steps|epochs|time)=\S{1
 _SAVED = re.compile(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
 LAST_WORDS = 80
 TAIL = 12
-"""Lines at the end of a log in which the program's last words are sought."""
+"""Lines at the end of a log in which a statement of success is sought."""
 
 
 def says_completed(text: str) -> bool:
@@ -84,7 +84,7 @@ def has_fitted(text: str) -> bool:
 
 
 def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
-    """Whether the last words of a program are that it has done its work; of several ranks, of any.
+    """Whether a program states at its end that it has done its work; of several ranks, any.
 
     Args:
         lines: of its output.
