@@ -9,6 +9,7 @@ from sample_runs.builder import RunBuilder
 
 from ftslurm.failures.causes import ROWS, Cause, Evidence, find
 from ftslurm.failures.message_line import message_line
+from ftslurm.failures.stderr_witness import witness
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.layout import shortened
 from ftslurm.report.pipeline import make_report
@@ -365,3 +366,32 @@ def test_a_refused_secure_connection_is_not_waited_for() -> None:
         "exception", exception="URLError", module="urllib.error", message="<[SSL: WRONG_VERSION_NUMBER]>"
     )
     assert find(evidence, ROWS)[0].name == "service-tls"
+
+
+def test_the_crash_of_a_program_below_a_shell_has_its_place(tmp_path: Path) -> None:
+    dump = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+    dump += '  File "/w/t.py", line 5 in crash\n'
+    run = (
+        RunBuilder(tmp_path)
+        .round()
+        .fail(1, exit_code=139, record=False, log=f"{dump}run.sh: ended with 139 at 19:42\n")
+    )
+    cause = make_report(run.stop().close("failed", "x").write(), now_ns=1)["cause"]
+    assert (cause["cause"], cause["where"]["file"], cause["where"]["line"]) == ("shell-crashed", "/w/t.py", 5)
+
+
+def test_a_spawned_child_is_explained_by_what_it_printed_before_torch_stopped_the_others() -> None:
+    printed = "libvdec: assertion `frame != NULL' failed\n"
+    printed += "[rank1]:W1126 19:37:25.1 20566 torch/x.py:165] Terminating process 7\n"
+    raised = 'Traceback (most recent call last):\n  File "/w/t.py", line 22, in main\n'
+    raised += "ProcessExitedException: process 1 terminated with signal SIGABRT\n"
+    ended = ExceptionRecord("ProcessExitedException", "torch", "process 1 terminated with signal SIGABRT")
+    found = evidence_for("exception", printed + raised, exception=ended)
+    assert found is not None and found.found.text == "libvdec: assertion `frame != NULL' failed"
+
+
+def test_an_exit_is_explained_by_the_error_above_its_traceback() -> None:
+    log = "ERROR:rerun:found NaN in a gradient\n[rank3]: Traceback (most recent call last):\n"
+    log += '[rank3]:   File "/w/t.py", line 9, in train\n[rank3]: SystemExit: 16\n'
+    found = witness(log)
+    assert found is not None and (found.kind, found.text) == ("logged", "found NaN in a gradient")
