@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from ftslurm.dataclasses import replace
 from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import by_distributed, links, reason
+from ftslurm.failures.retryability import OTHER_FAILED
 from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.report.alike import is_same
 from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker
 
@@ -21,6 +24,10 @@ FOLLOWING = frozenset(
      "FileNotFoundError", "TimeoutError")
 )  # fmt: skip
 """Types of exceptions by which a program notices what failed elsewhere."""
+_OF_OTHERS = re.compile(
+    rf"{OTHER_FAILED}|\b(?:\d+|some|one|any) (?:of \d+ )?(?:rank|worker|process|peer)\S{{0,6}} (?:has |have |had )?"
+    r"(?:failed|raised|crashed)"
+)
 _NAME = re.compile(
     r"\b(?!Fail|Error|Exception|Train|Trace|Rank|Step|Epoch)(?:[A-Z][a-z]+[A-Z]?\w{3,60}|[a-z]\w{0,60}[_\d]\w{1,60})\b"
 )
@@ -89,6 +96,24 @@ def one_reported_first(
     read = [each for each in same if tails.get(each.rank)]
     found = [(each, why) for each in read if (why := reported_before(each, tails[each.rank])) is not None]
     return found[0] if len(found) == 1 < len(read) else None
+
+
+def behind_common(failed: Sequence[FailedWorker], tails: Mapping[int, Sequence[LogTail]]) -> FailedWorker | None:
+    """Return the failure of one rank that others report by what they and it raise; None: they do not, or it is unknown.
+
+    Ranks that exchange a flag leave together: one of them has logged why.
+
+    Args:
+        failed: the failures of a round, the first one first.
+        tails: the ends of the output of some ranks.
+    """
+    if not failed or _OF_OTHERS.search(failed[0].what) is None:
+        return None
+    found = one_reported_first([failed[0], *(each for each in failed[1:] if is_same(failed[0], each))], tails)
+    if found is None:
+        return None
+    one, why = found
+    return replace(one, exception=why, frames=why.frames, traceback=None, exit_code=None, what=why.type)
 
 
 def stderr_before(files: RoundFiles, rank: int, then: int | None) -> str:

@@ -27,6 +27,7 @@ from ftslurm.report.lost_nodes import (
 )
 from ftslurm.report.named_ranks import named_first, odd_model
 from ftslurm.report.remarks import of_rank, on_source, while_handling
+from ftslurm.report.reported_before import behind_common
 from ftslurm.report.root_cause import (
     Follower,
     attempts_of,
@@ -46,7 +47,7 @@ from ftslurm.report.round_facts import (
     started_ns,
     world_size_of,
 )
-from ftslurm.text import ranges
+from ftslurm.text import first_line, ranges
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -188,7 +189,7 @@ def _with_first(snapshot: Snapshot, clocks: Clocks, entry: History | None, this:
         first = replace(first, doubt=clocks.error_ns(this.number, first.node, first.time_ns))
     by_worker = first is not None and first.rank is not None and first.hang is None
     same = root_cause.at_the_same_time(clocks, this.number, this.failed) if by_worker else []
-    if first is not None and first.alike is not None:
+    if first is not None and (first.alike is not None or "stderr" in first.evidence):
         same = [(other, doubt) for other, doubt in same if not is_same(this.failed[0], other)]
     return replace(this, first=first, others=others, same_time=same)
 
@@ -316,6 +317,13 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     """Describe the first of the failed workers, with what it follows from and the ranks that failed alike."""
     files, worker = this.files, this.failed[0]
     tails = files.tails.get(worker.rank, ())
+    behind = behind_common(this.failed, files.tails)
+    if behind is not None:
+        own = judge(behind, (), snapshot.causes)
+        first = worker_failure(this.number, own, files.tails.get(own.rank, ()), this.cwd)
+        then = f"it and the others then raised {first_line(worker.what)}"
+        evidence = (*first.evidence, "stderr")
+        return replace(first, what=f"{first.what} (from its stderr)", evidence=evidence, remarks=(then,))
     proved, source, recorded = True, None, snapshot.source == "ftslurm"
     advice = None
     places: consequence.Places = []

@@ -202,3 +202,13 @@ def test_what_a_hung_rank_prints_as_it_is_stopped_is_no_reason(tmp_path: Path) -
     run.hang(1, places={0: waits, 1: [("/w/train.py", 18, "main")], 2: waits, 3: waits}).wait(0.1)
     text = report_of(run.log(1, TRACEBACK.replace("KeyError", "BrokenPipeError")).stop())[1]
     assert "ends with" not in text.partition("where the ranks")[0]
+
+
+def test_a_failure_that_all_ranks_only_report_is_that_of_the_rank_that_logged_why(tmp_path: Path) -> None:
+    common = RuntimeError("1 rank(s) failed at step 2, leaving")
+    own = f'Traceback (most recent call last):\n  File "/w/train.py", line 44, in guarded\nRuntimeError: {common}\n'
+    run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(0, common, log=own)
+    _, text = report_of(run.fail(1, common, log=TRACEBACK + own).stop())
+    assert "rank 1 on n2: KeyError: 'bos' (from its stderr) at /w/train.py:6 in tok" in text
+    assert "it and the others then raised RuntimeError: 1 rank(s) failed at step 2" in text
+    assert "at the same time" not in text
