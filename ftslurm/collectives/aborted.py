@@ -6,6 +6,7 @@ gloo how many bytes came and were expected; the records of the other ranks tell 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from ftslurm.collectives.finding import ABORTED, DIFFERENT, Aborted, Finding, Pa
 from ftslurm.collectives.groups import Group as GroupOfRanks
 from ftslurm.collectives.groups import group_calls
 from ftslurm.collectives.operation import Operation
+
+_BITS = re.compile(r"\d+$")
 
 
 class _Candidate(NamedTuple):
@@ -70,6 +73,7 @@ def _candidates(aborted: Aborted, groups: Collection[GroupOfRanks]) -> Iterator[
         calls = group_calls(group)
         named = [seq for seq, of in calls.items() if _is_named(next(iter(of.values())).operations[0], aborted)]
         newest = [_Candidate(group, seq, calls[seq]) for seq in sorted(named)[-2:]]
+        newest = [each for each in newest if _may_send(each, aborted.came)] or newest
         if newest:
             longest = max(reversed(newest), key=lambda each: _elements(each.operation))
             alike = len(newest) > 1 and newest[0].operation == newest[1].operation
@@ -84,6 +88,15 @@ def _fits(operation: Operation, aborted: Aborted) -> bool:
     """Whether the rank's tensor had a whole number of elements, if the others' is longer as the message says."""
     elements = _elements(operation)
     return elements > 0 and aborted.came > 0 and elements * aborted.expected % aborted.came == 0
+
+
+def _may_send(candidate: _Candidate, came: int) -> bool:
+    """Whether gloo may have sent so many bytes at once: a tensor, or one of two parts of it for each rank."""
+    operation = candidate.operation
+    bits = _BITS.search(operation.dtypes[0]) if operation.dtypes else None
+    whole = _elements(operation) * (int(bits[0]) // 8 if bits is not None else 1)
+    ranks = len(candidate.group.members or candidate.group.known) + (candidate.group.members is None)
+    return came <= whole <= came * 2 * ranks
 
 
 def _elements(operation: Operation) -> int:

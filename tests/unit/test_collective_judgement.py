@@ -218,6 +218,9 @@ def test_a_partner_that_has_sent_all_and_went_on_is_shown_with_its_longer_call()
     calls = [entry(seq, "gloo:all_reduce", input_sizes=((size,),)) for seq, size in ((3, 10), (4, 12), (5, 10))]
     found = judge([record(1, Trace(tuple(calls), {}, {}))], aborted=[Aborted(0, "all_reduce", 12, 4)])
     assert text(found).startswith("rank 1 calls all_reduce #4 [12 float32] where rank 0 calls a shorter one")
+    small = [entry(seq, "gloo:all_reduce", input_sizes=((size,),)) for seq, size in ((3, 4096), (4, 12))]
+    found = judge([record(1, Trace(tuple(small), {}, {}))], aborted=[Aborted(0, "all_reduce", 12, 4)])
+    assert text(found).startswith("rank 1 calls all_reduce #4 [12 float32]"), "of the other one more would have come"
     alike = [entry(seq, "gloo:broadcast", input_sizes=((100,),)) for seq in (5, 6)]
     found = judge([record(1, Trace(tuple(alike), {}, {}))], aborted=[Aborted(0, "broadcast", 400, 200)])
     assert text(found).startswith("rank 1 calls broadcast [100 float32] where"), "which of the two is not known"
