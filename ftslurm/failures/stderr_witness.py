@@ -54,7 +54,7 @@ class Witness:
         exception: the exception that the text names; None: none.
         frames: where, of a crash.
         lines: the traceback as in the text; empty: none.
-        thread: the thread that the exception ended; empty: the main thread, or unknown.
+        thread: what the exception ended instead, "thread prefetch" or "process Process-1"; empty: none, or unknown.
         rank: the rank that torch's prefix of the traceback names; None: there is none.
     """
 

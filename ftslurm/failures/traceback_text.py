@@ -43,7 +43,10 @@ _CELL = re.compile(
     r" in (?P<function>[\w.<>]{1,120})"
 )
 NOTEBOOK_LINES = 400
-_THREAD = re.compile(r"Exception in thread (.{1,200}?):?\s*$|future: <Task finished name='(.{1,100}?)' coro=")
+_THREAD = re.compile(
+    r"Exception in thread (?P<thread>.{1,200}?):?\s*$|future: <Task finished name='(?P<task>.{1,100}?)' coro="
+    r"|^Process (?P<process>\S{1,100}):\s*$"
+)
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
@@ -59,7 +62,7 @@ class Traceback:
     Attributes:
         exception: the exception that was raised, with its causes, contexts and members.
         first, end: its lines, as a range.
-        thread: the name of the thread that it ended; empty: not known to have ended one.
+        thread: what it ended instead of the program, "thread prefetch", "task Task-3", "process Process-1"; empty: none.
         rank: the rank in the prefix that torch's hook for uncaught exceptions puts before each line.
         ignored: Python or a library printed it and went on ("Exception ignored in", logging's own errors).
     """
@@ -107,7 +110,7 @@ class _Chain:
             exception,
             self.links[0][1].first,
             self.end,
-            thread=(thread[1] or thread[2]) if thread else "",
+            thread=f"{thread.lastgroup} {thread[thread.lastgroup]}" if thread and thread.lastgroup else "",
             rank=int(rank[1]) if rank else None,
             ignored=any(text in self.before for text in _IGNORED),
         )

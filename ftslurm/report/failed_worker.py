@@ -380,7 +380,7 @@ def _with_output(plain: FailedWorker, output: OutputEvidence, stderr: str, rows:
         text = first if output.found.text in first else f"{end}: {output.found.text} (from {output.source})"
         return replace(plain, what=text, frames=plain.frames or output.found.frames, evidence=source, alone=alone)
     text = inner.what.split("\n", 1)[0] if output.certain else output.found.text
-    thread = f" in thread {output.found.thread}" if output.found.thread else ""
+    thread = f" in {output.found.thread}" if output.found.thread else ""
     # It started a launcher, whose ranks have other numbers.
     nested = output.found.rank is not None and output.found.rank != plain.rank >= 0
     source_text = (

@@ -28,6 +28,7 @@ _OF_OTHERS = re.compile(
     rf"{OTHER_FAILED}|\b(?:\d+|some|one|any) (?:of \d+ )?(?:rank|worker|process|peer)\S{{0,6}} (?:has |have |had )?"
     r"(?:failed|raised|crashed)"
 )
+_ENDED = ("Exception in thread", "<Task finished", "Process ")
 _NAME = re.compile(
     r"\b(?!Fail|Error|Exception|Train|Trace|Rank|Step|Epoch)(?:[A-Z][a-z]+[A-Z]?\w{3,60}|[a-z]\w{0,60}[_\d]\w{1,60})\b"
 )
@@ -157,15 +158,14 @@ def traceback_at_end(files: RoundFiles, rank: int, then: int | None) -> tuple[st
 
 
 def dead_thread(rank: int, tail: LogTail) -> str:
-    """Return which thread of a rank an exception had ended, by the end of its stderr; empty: none."""
-    if tail.stream != "stderr" or ("Exception in thread" not in tail.text and "<Task finished" not in tail.text):
+    """Return which thread, task or child process of a rank an exception had ended, by its stderr; empty: none."""
+    if tail.stream != "stderr" or not any(each in tail.text for each in _ENDED):
         return ""
     from ftslurm.failures import stderr_witness
 
     for dead in stderr_witness.dead_threads(tail.text)[-1:]:
         place = f" at {short_place(own_frame(dead.frames))}" if dead.frames else ""
-        kind = "task" if f"<Task finished name='{dead.thread}'" in tail.text else "thread"
-        return f"{kind} {dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
+        return f"{dead.thread} of {f'rank {rank}' if rank >= 0 else 'some rank'} died{place}: {dead.text}"
     return ""
 
 

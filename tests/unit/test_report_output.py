@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -212,3 +213,9 @@ def test_a_failure_that_all_ranks_only_report_is_that_of_the_rank_that_logged_wh
     assert "rank 1 on n2: KeyError: 'bos' (from its stderr) at /w/train.py:6 in tok" in text
     assert "it and the others then raised RuntimeError: 1 rank(s) failed at step 2" in text
     assert "at the same time" not in text
+
+
+def test_the_child_process_that_an_exception_ended_is_named_where_its_queue_stays_empty(tmp_path: Path) -> None:
+    log = f"Process producer:\n{TRACEBACK}INFO step 5 loss 4.290\n"
+    run = RunBuilder(tmp_path).round().fail(1, Empty(), log=log)
+    assert "process producer of rank 1 died at train.py:6: KeyError: 'bos'" in report_of(run.stop())[1]

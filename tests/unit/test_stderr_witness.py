@@ -367,7 +367,7 @@ def test_known_lines_are_passed_over() -> None:
 def test_threads_that_an_exception_ended_are_found_anywhere() -> None:
     text = f"step 1\nException in thread Thread-3 (loader):\n{TRACEBACK}step 2\nstep 3\n{TRACEBACK}step 4\n"
     (thread,) = dead_threads(text)
-    assert (thread.thread, thread.text) == ("Thread-3 (loader)", "ValueError: row 4711 has no label")
+    assert (thread.thread, thread.text) == ("thread Thread-3 (loader)", "ValueError: row 4711 has no label")
     assert dead_threads(TRACEBACK + IGNORED) == []
 
 
