@@ -62,7 +62,7 @@ class Traceback:
     Attributes:
         exception: the exception that was raised, with its causes, contexts and members.
         first, end: its lines, as a range.
-        thread: what it ended instead of the program, "thread prefetch", "task Task-3", "process Process-1"; empty: none.
+        thread: what it ended instead of the program: "thread prefetch", "task Task-3", "process Process-1"; or empty.
         rank: the rank in the prefix that torch's hook for uncaught exceptions puts before each line.
         ignored: Python or a library printed it and went on ("Exception ignored in", logging's own errors).
     """
