@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.report.logs.end import End, Ends, JobEnd, Kernel, signal_name, with_code
@@ -83,7 +83,9 @@ _SAID = re.compile(
     r"[ :=]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,80}"
 )
 _MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
-_MPI_CODE = re.compile(r" *with errorcode (?P<code>-?\d{1,5})")
+_MPI_CODE = re.compile(r" *with errorcode (?P<errorcode>-?\d{1,12})")
+_LARGEST = 127
+"""Of what a program gives to MPI_Abort; a larger number, or a negative one, is no exit code, nor a signal."""
 _HYDRA = re.compile(r"= +(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d+) RUNNING AT (?P<node>[\w.@-]+)")
 _HYDRA_BEGIN = re.compile(r"= +BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
 _HYDRA_SIGNAL = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{1,40} \(signal (?P<signal>\d{1,2})\)")
@@ -267,11 +269,17 @@ class _Reader:
         elif found := _OPEN_MPI.match(line.text) or _MPI_ABORT.match(line.text):
             self.hydra = int(found["rank"]), None, None
         elif self.hydra is not None and (found := _end_of_mpi(line.text)):
-            code = f"-{found['signal']}" if found.groupdict().get("signal") else found["code"]
-            code = str(128 - int(code)) if int(code) > 128 else code  # as a shell reports a signal
-            rank, node, pid = self.hydra
-            self.processes.append(_end(line, "mpirun", code, rank=rank, node=node, pid=pid))
+            self.processes.append(_by_mpirun(line, found.groupdict(), *self.hydra))
             self.hydra = None
+
+
+def _by_mpirun(line: Line, found: Mapping[str, str | None], rank: int | None, node: str | None, pid: int | None) -> End:
+    aborted = found.get("errorcode")
+    if aborted is not None and not 0 < int(aborted) <= _LARGEST:
+        return End(line.number, "abort", f"called MPI_Abort with errorcode {aborted}", rank, node=node, pid=pid)
+    code = f"-{found['signal']}" if found.get("signal") else aborted or found["code"] or "1"
+    code = str(128 - int(code)) if int(code) > 128 else code  # as a shell reports a signal
+    return _end(line, "mpirun", code, rank=rank, node=node, pid=pid)
 
 
 def _end_of_mpi(text: str) -> re.Match[str] | None:
