@@ -61,7 +61,9 @@ _PROGRESS = re.compile(
 )
 STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
 # Of a line on a step by which a program says why it goes no further.
-_STOPS = re.compile(r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too)\b")
+_STOPS = re.compile(
+    r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too|fail\w*)\b"
+)
 # Lines that an exception's text does not have: of a log, of training, of a program that goes on.
 OF_LOG = re.compile(
     r"(?i)\W{0,3}(?:[IDWE] )?(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"

@@ -290,6 +290,7 @@ _LOADERS = (
     "/zipfile.py",
     "ckpt",
 )
+_OF_CHECKPOINTS = tuple(part for part in _LOADERS if part not in ("/pickle.py", "/zipfile.py"))
 _FORMAT_ERRORS = ("RuntimeError", "ValueError", "BadZipFile", "SafetensorError", "OSError", "error", "Exception")
 
 
@@ -308,6 +309,8 @@ def damaged(e: Evidence) -> bool:
         # A position before the beginning of a file that is cut off.
         by_reader = any(frame.function == "load" and "/torch/serialization.py" in frame.file for frame in e.frames)
         return by_reader and e.exception == "OSError" and e.message == "[Errno 22] Invalid argument"
+    if e.exception == "BadZipFile" and not any(part in file for file in e.files for part in _OF_CHECKPOINTS):
+        return False  # of the user's own data
     by_loader = any(part in file for file in e.files for part in _LOADERS)
     return e.exception in _FORMAT_ERRORS or (by_loader and e.exception.endswith("Error"))
 

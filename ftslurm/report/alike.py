@@ -22,6 +22,9 @@ ALL, NODES, EVERY_NODE, MOST, KNOWN = "all", "nodes", "every-node", "most", "kno
 RANKS_SHOWN, NODES_NAMED = 24, 2
 UNNAMED_NODES = ("?", UNNAMED)
 _NUMBER = re.compile(r"\d+")
+_END = re.compile(r"^exit code -?\d+: ")
+REASON = 40
+"""Characters of a reason by which an output has it."""
 _PASSED_S = 1.0
 """A rank that ran longer than a failed one by this had passed the place of the failure."""
 
@@ -162,7 +165,7 @@ def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
     """Return the ranks that ended by themselves as the first one did, just when ftslurm stopped them.
 
     The exit code alone is no proof, as a handler of SIGTERM may have given it: they also ended with the same lines.
-    Where these have the reason, SIGTERM may have come before the process had ended.
+    Where their output has the reason, too, SIGTERM may have come before the process had ended.
     """
     last_lines = _last_lines(files, first.rank)
     exits = first.exception is not None and first.exception.type == EXIT
@@ -175,9 +178,17 @@ def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
     ended = {
         worker.rank
         for worker in stopped
-        if (worker.signal is None and worker.exit_code == first.exit_code) or (by_output and worker.signal == "SIGTERM")
+        if (worker.signal is None and worker.exit_code == first.exit_code)
+        or (by_output and worker.signal == "SIGTERM" and _has_reason(files, worker.rank, first))
     }
     return {rank for rank in ended if _last_lines(files, rank) == last_lines}
+
+
+def _has_reason(files: RoundFiles, rank: int, first: FailedWorker) -> bool:
+    """Whether the output of a rank has the beginning of the reason that the first one's output has."""
+    reason = _NUMBER.sub("#", _END.sub("", first.what).split(" (from ", 1)[0])[:REASON]
+    texts = (_NUMBER.sub("#", tail.text) for tail in files.tails.get(rank, ()))
+    return first.cause.name == "wrong-usage" or any(reason in text for text in texts)
 
 
 def _last_lines(files: RoundFiles, rank: int) -> list[str]:

@@ -24,8 +24,10 @@ _FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,2
 NO_END = "how it ended is not in the log"
 """The description of an end of which only the output is known."""
 LIVED_ON_NS = 10**9
-STALE_NS = 2_500_000_000
-"""Time between the last writes to stderr and stdout after which a rank went on in spite of what stderr ends with."""
+STALE_NS, REPORTED_NS = 2_500_000_000, 50_000_000
+"""Time between the last writes to stderr and stdout after which a rank went on in spite of what stderr ends with; the
+same where stdout ends with a failure."""
+_FAILED = re.compile(r"\b(?:FAIL(?:ED|URE)?|ERROR|FATAL|ABORT(?:ED|ING)?)\b")
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,9 @@ def _stale(tails: Sequence[LogTail]) -> list[str]:
     out_ns, error_ns = written.get("stdout"), written.get("stderr")
     if out_ns is None or error_ns is None:
         return []
-    return ["stderr"] if out_ns - error_ns > STALE_NS else []
+    out = next(tail.text for tail in tails if tail.stream == "stdout")
+    reports = _FAILED.search(out.rstrip().rpartition("\n")[2]) is not None
+    return ["stderr"] if out_ns - error_ns > (REPORTED_NS if reports else STALE_NS) else []
 
 
 def _judged(worker: FailedWorker, stderr: str, rows: Sequence[Cause]) -> FailedWorker:

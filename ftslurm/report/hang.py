@@ -153,7 +153,11 @@ def hang_failure(
         ends = traceback_at_end(files, rank, then) or consequence.stderr_end(files, rank, then, of_trouble=True)
         remarks = (*ends, *_other_threads(files, rank))
     else:
-        remarks = tuple(line for each in _parties(verdict) for line in traceback_at_end(files, each, hang.time_ns))
+        then, parties_ = hang.time_ns, _parties(verdict)
+        remarks = tuple(line for each in parties_ for line in traceback_at_end(files, each, then))
+        remarks = remarks or tuple(
+            line for each in parties_ for line in consequence.stderr_end(files, each, then, of_trouble=True)
+        )
     plain = FirstFailure(
         round=files.number,
         kind=HANG,

@@ -49,6 +49,7 @@ _BY_TOOL = re.compile(r"[\w.+-]{1,60}: \S")
 _OF_ITS_CHILD = re.compile(r"(?i)\bchild returned status|\bexited with|\bfailed with exit|\bnot recoverable")
 _NUMBER = re.compile(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
+_WARNS = re.compile(r"(?i)\bwarning\b")
 _TYPES = re.compile(r"^(?:\w+::)*\w+: ")
 
 
@@ -276,7 +277,7 @@ def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
         found = witness(exception.output) if exception.output else None
     if found is None and exception.output:
         lines = [line for line in output_lines(exception.output) if line.strip()]
-        reasons = [line for line in lines if not is_summary(line)] or lines[-1:]
+        reasons = [line for line in lines if not is_summary(line) and not _WARNS.search(line)] or lines[-1:]
         # Of one tool, what comes first is the reason of the rest.
         by_one = len({line.partition(": ")[0] for line in reasons}) == 1 < len(reasons) <= _FEW
         line = (reasons[0] if by_one else reasons[-1]) if reasons else ""

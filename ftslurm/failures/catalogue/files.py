@@ -31,7 +31,8 @@ ROWS: tuple[Cause, ...] = (
           exception(text=r"ended before the end-of-stream marker|CRC check failed|Not a gzipped file"
                          r"|Error -3 while decompress"
                     r"|cannot identify image file|image file is truncated|Parquet magic bytes not found"
-                    r"|[Uu]nexpected end of (data|file|stream)|invalid block type|Could not open Parquet input"),
+                    r"|[Uu]nexpected end of (data|file|stream)|not a zip file|Bad magic number for"
+                    r"|invalid block type|Could not open Parquet input"),
           "Compare it with the original, and copy it again; loaders can skip damaged samples.",
           not_for="a checkpoint", behind=True),
     Cause("checkpoint-mismatch", "the checkpoint does not fit the model", PRIMARY,
