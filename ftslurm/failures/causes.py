@@ -224,6 +224,9 @@ def _exception(evidence: Evidence, message: str) -> str:
     return f"{first} ({evidence.raised_again}){newline}{rest}"
 
 
+_OF_RUNTIME = re.compile(r"^(?:\S{1,40}: failed to execute|error): ")  # of enroot and pyxis, before the subject
+
+
 def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception == "SystemExit":
         number = evidence.exit_code
@@ -250,7 +253,7 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
         message = _abort(evidence, cause) if evidence.signal == "SIGABRT" else ""
         return f"{text}: {message}" if message else text
     if cause.name.startswith("container-"):
-        return f"{cause.title}: {evidence.message.partition(': ')[2]}"
+        return f"{cause.title}: {_OF_RUNTIME.sub('', evidence.message.partition(': ')[2])}"
     if evidence.kind != "exit":
         return evidence.message or cause.title
     if evidence.exit_code is None:

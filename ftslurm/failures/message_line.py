@@ -56,7 +56,8 @@ _MISMATCH = re.compile(
     re.DOTALL,
 )
 _BOILERPLATE = re.compile(
-    r" This is typically caused by a remote worker crashing\..{0,200}\Z"
+    r"\AFailed to import \S{1,200} because of the following error \(look up to see its traceback\):\s+(?=\S)"
+    r"| This is typically caused by a remote worker crashing\..{0,200}\Z"
     r"| This is an internal miniz error\.(?: This error can happen if .{0,400}\Z)?"
     r"|(?<=bytes)\. Error code 12 \(Cannot allocate memory\)"
     r"| Details are lost due to multiprocessing\. Rerunning with .{0,60} error trace\."
@@ -102,7 +103,8 @@ _ADVICE = re.compile(
     r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
     r"|might|should)"
     r"|Use|Note|Make sure|If you|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
-    r"|is (?:usually|typically|often|likely))|It (?:may|might|could)|Did you|Are you|Perhaps|Maybe"
+    r"|is (?:usually|typically|often|likely))|It (?:may|might|could|is (?:likely|probably|possible))|Did you|Are you"
+    r"|Perhaps|Maybe"
     r"|Hint|Not \w+ing)\b"
     r"|[A-Z]\w{2,20}ing [^.]{0,80}\b(?:can|could|may|might) help\b"
     r"|[^.]{0,80}\b(?:can|could|may|might|should) be (?:set|used|changed|passed|fixed|avoided|enabled|disabled)\b"

@@ -72,7 +72,9 @@ _ORDERED = tuple(
         r"\s{0,20}(?P<text>size mismatch for \S{1,300}: copying a param with shape .*)",
         r"(?:.{0,40}\W)?(?P<text>Loss is nan, stopping training.*)",
         r"(?P<text>(?:[A-Z]\w{2,60})(?:Error|Exception)) {3,80}Traceback \(most recent call last\)",
-        r"(?P<text>E[A-Z]\d{4}: .{0,80}(?:[Rr]eason|[Ee]rror|fail|[Tt]ime).*)",
+        r"\s{0,20}(?P<text>\w{3,60} execute failed, reason=\[[^\]]{1,100}\]).*",
+        r".{0,80}\b(?P<text>Error pod (?P<node>[\w.-]{1,80}) container \S{1,60} exitCode: \d{1,3}).*",
+        r"(?P<text>E[A-Z]\d{4}: (?!Inner Error!).{0,80}(?:[Rr]eason|[Ee]rror|fail|[Tt]ime).*)",
         _NCCL.replace("{what}", _FATAL_WARN),
         r".{0,80}?NCCL WARN (?P<text>Duplicate GPU detected : rank (?P<rank>\d+) .*)",
         r"(?:.{0,600}\W)?(?P<text>Task /job:\S{1,100}/task:(?P<rank>\d+) heartbeat timeout\.? .{0,100}?(?=\.|$))",
@@ -119,7 +121,7 @@ _MAYBE = re.compile(
     r"|Error exec|sigkill_h|actor|A worker died|NVRM|Check failed|device=TPU|CommandNotF|Got fatal|Horovod has"
     r"|Primary job|noticed that|==== back|size mismatch|Loss is nan|Child process|worker\.status|ChildFailed"
     r"|running low on mem|OOMKilled|was unable to|^OMP: Err|heartbeat t|got stuck|Heartbeat mon|missing ranks"
-    r"|\[c10d\]|Error {3}|Exception {3}|closing signal"
+    r"|\[c10d\]|execute failed|Error pod|Error {3}|Exception {3}|closing signal"
     r"|Error\("
     r"|Exception\("
 )

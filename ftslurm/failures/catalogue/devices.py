@@ -89,7 +89,7 @@ ROWS: tuple[Cause, ...] = (
           not_for="a message that only mentions a device", symptom_of=GPU),
     Cause("ascend", "error of an Ascend accelerator", PRIMARY,
           exception(text=r"\bE[A-Z0-9]9999\b|\bE[A-Z]\d{4}: |\bERR0\d{4} |\bacl(rt|op|nn|mdl)\w+"
-                         r"|\bHccl\w*(Error|[Tt]imeout|failed)|ACL_ERROR"),
+                         r"|\bHccl\w*(Error|[Tt]imeout|failed)|ACL_ERROR|\brt\w+ execute failed, reason="),
           "See npu-smi and the plog files of this node; the E… code is in CANN's list.",
           not_for="a message that only mentions a device", symptom_of=GPU),
     Cause("gpu-missing", "no usable GPU", PRIMARY,

@@ -21,6 +21,7 @@ _BEGUN = re.compile(r"\s*[│|] (?P<text>/\S*(?: in)?) *[│|]?\s*$")
 _REST = re.compile(r"\s*[│|] (?P<rest>\S.*?) *[│|]?\s*$")
 _JOINED = re.compile(r"(?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>\S+)")
 _SOURCE = re.compile(r"\s*[│|] ❱ *\d+ [│|]?(?P<source>.*?)[│|]?\s*$")
+_RECORD = re.compile(r"\[?\d{4}-\d\d-\d\d[ T]")  # of a logger
 _LONGEST = 1000
 """Lines of a box."""
 HEADER = "Traceback (most recent call last):"
@@ -82,7 +83,7 @@ def _joined(path: str, text: str) -> str:
 
 def _is_wrapped(last: str, text: str, width: int) -> bool:
     """Whether a line is the rest of the last one, which had no room for its first word within the box's width."""
-    if not width or not last or not text[:1].strip() or text[:1] in "╭┌+":
+    if not width or not last or not text[:1].strip() or text[:1] in "╭┌+" or _RECORD.match(text):
         return False
     return len(last) <= width < len(last) + 1 + len(text.split(" ", 1)[0])
 

@@ -84,6 +84,7 @@ _SAID = re.compile(
 )
 _MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
 _MPI_CODE = re.compile(r" *with errorcode (?P<errorcode>-?\d{1,12})")
+BY_LAUNCHER = "the launcher got "
 _LARGEST = 127
 """Of what a program gives to MPI_Abort; a larger number, or a negative one, is no exit code, nor a signal."""
 _HYDRA = re.compile(r"= +(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d+) RUNNING AT (?P<node>[\w.@-]+)")
@@ -147,9 +148,18 @@ def ends_of(lines: Sequence[Line]) -> Ends:
     for i, line in enumerate(lines):
         if len(line.text) >= SHORTEST and line.text != GAP and not (reader.by_slurm(line) or reader.of_pod(i, line)):
             reader.by_others(i, line)
-    known = [replace(end, stopped=True) if end.pid in reader.stopped else end for end in reader.processes]
+    signalled = min((end.number for end in reader.job if end.why.startswith(BY_LAUNCHER)), default=None)
+    known = [
+        replace(end, stopped=True) if end.pid in reader.stopped or _is_reaction(end, signalled) else end
+        for end in reader.processes
+    ]
     known = _without_killed(known) + _said(lines)
     return Ends(tuple(known), tuple(reader.job), tuple(reader.kernel), tuple(reader.oom))
+
+
+def _is_reaction(end: End, signalled: int | None) -> bool:
+    """Whether what had started a launcher reports its end after a signal to that."""
+    return end.by == "parent" and signalled is not None and end.number > signalled
 
 
 def _without_killed(ends: list[End]) -> list[End]:
@@ -401,5 +411,5 @@ def _stopped_by(line: Line, which: str) -> JobEnd:
     """Return the end of a launcher by a signal from outside, given by name or number."""
     name = signal_name(int(which)) if which.isdecimal() else which
     closed = ": its terminal or connection was closed" if name == "SIGHUP" else ""
-    why = f"the launcher got {name} from outside{closed}"
+    why = f"{BY_LAUNCHER}{name} from outside{closed}"
     return JobEnd(line.number, line.text, "CANCELLED", None, None, whole=False, why=why)

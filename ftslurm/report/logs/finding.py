@@ -191,8 +191,10 @@ class Finder:
         return inside and (exception.type in ends or inner.type in ends[:2] or _CHILD in exception.message)
 
     def _is_reaction(self, each: Raised) -> bool:
-        """Whether a launcher had stated before that a signal from outside stops it."""
-        return each.exception.type == "KeyboardInterrupt" and any(number <= each.begin for number in self._signalled)
+        """Whether a launcher had stated before that a signal from outside stops it, and that is why it was raised."""
+        in_handler = any("sigkill_handler" in frame.function for frame in each.exception.frames)
+        stopped = each.exception.type == "KeyboardInterrupt" or in_handler or _OF_LAUNCH.search(each.exception.message)
+        return bool(stopped) and any(number <= each.begin for number in self._signalled)
 
     def _earlier(self, sure: Sequence[Found], doubtful: Sequence[Found], logged: Sequence[Found]) -> list[Found]:
         """Return the doubtful exception that is the reason if all sure ones follow from another rank's end.

@@ -64,7 +64,7 @@ REMOTE = " of process "
 """Behind the header of a traceback of Ray's: the process follows."""
 _HEADER = "Traceback (most recent call last):"
 _RANK_TAG = re.compile(r"[\[(](?:rank|worker|trainer)[ _#]?(\d{1,6})[\])] ")  # of a program's own logger
-_TAG = re.compile(r"\[(\d{1,6})\]:? ")  # of MPI launchers
+_TAG = re.compile(r"\[(\d{1,6})\](?:: ?(?=.)| )")  # of MPI launchers and of NVIDIA's
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
 _POD = re.compile(
     r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40}|[A-Za-z][\w./@-]{0,60}(?= *\| ))(?: [A-Za-z][\w.-]{0,60})?"
@@ -79,7 +79,8 @@ _LAST_ERROR = "Last error:"
 _BLOCK = re.compile(r"-{10}(?P<border>Begin|End) global rank (?P<rank>\d{1,6}) STD(?:OUT|ERR)-{10}$")
 _LABELS = re.compile(
     rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
-    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,(?:\d+|mpirank:[^]]{1,80})\][^:]{0,9}:|\[\d{1,6}\]:? ){0,4}"
+    r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,(?:\d+|mpirank:[^]]{1,80})\][^:]{0,9}:"
+    r"|\[\d{1,6}\](?:: ?(?=.)| )){0,4}"
 )
 _BOX_OF_MPI = re.compile(r"={10,}$|= {3}\S|-{20,}$")
 _OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")

@@ -47,6 +47,7 @@ from ftslurm.report.logs.table import seconds_between
 from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
+_TRACED = re.compile(r"\+{1,3} (?:\S{1,80}/)?(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed) ")  # of set -x
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 QUOTED = 12
 """Characters from which on a message that another one contains is the same by no chance."""
@@ -152,7 +153,7 @@ class Matcher:
         """Return the ends of ranks without a reason yet; those with one get their exit codes."""
         found: dict[int, End] = {}
         for end in self._log.ends.processes:
-            if end.stopped or end.code == 0:
+            if end.stopped or end.code == 0 or self._was_tolerated(end):
                 continue
             for rank in self._log.ranks_of(end):
                 known = self.errors.get(rank)
@@ -162,6 +163,14 @@ class Matcher:
                     continue
                 self.errors[rank] = with_end(known, end)
         return found
+
+    def _was_tolerated(self, end: End) -> bool:
+        """Whether the batch script, by its trace, started another step after an end, in which a process ended, too."""
+        begun = (line.number for line in self._log.lines if line.number > end.number and _TRACED.match(line.text))
+        number = next(begun, None) if end.by == "srun" else None
+        return number is not None and any(
+            other.number > number and not other.stopped and other.code != 0 for other in self._log.ends.processes
+        )
 
     def _match_unnamed(self, unnamed: list[Found], ends: dict[int, End]) -> None:
         """Give the reasons of unknown ranks to the ranks that ended so, where that is certain."""

@@ -18,7 +18,7 @@ STACK = 12
 _CRASH = re.compile(
     r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){0,3}\] +Caught signal (?P<number>\d{1,2}) \("
     r"|\[(?P<host>[\w.-]{1,80}):\d+\] Signal: [A-Za-z ]{3,40} \((?P<code>\d{1,2})\)"
-    r"|\*\*\* (?P<name>SIG(?:SEGV|ABRT|BUS|FPE|ILL|TERM)) .{0,120}received by PID \d+"
+    r"|\*\*\* (?P<name>SIG(?:SEGV|ABRT|BUS|FPE|ILL|TERM)) (?:.{0,120}received by PID \d+|received at time=\d+)"
 )
 _UCX = re.compile(
     r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){1,3}\] +(?P<text>\S+\.\w+:\d+ +(?:Assertion `|Fatal: "
@@ -95,7 +95,7 @@ def native_end(lines: Sequence[str]) -> Native | None:
 
 
 def abort_called(lines: Sequence[str], i: int) -> Native | None:
-    """Return the end of a rank that called MPI_Abort by line ``i``, with the reason above; None: it has none.
+    """Return the end of a rank that called MPI_Abort by line ``i``, with the reason above or below; None: it has none.
 
     A traceback there says more, and is found by itself.
     """
@@ -114,7 +114,10 @@ def abort_called(lines: Sequence[str], i: int) -> Native | None:
     else:
         own = (line for line in above[-ABOVE:] if not is_summary(line))
         errors = [error for line in own if (error := logged_error(line)) is not None]
-        text = errors[-1] if errors else ""
+        named = re.compile(rf"\b(?:rank|proc|process) {found['rank'] or found['process']}\b")
+        below = (line for line in lines[i + 1 : i + ABOVE] if named.search(line))
+        errors = errors[-1:] or [error for line in below if (error := logged_error(line)) is not None]
+        text = errors[0] if errors else ""
     return Native(text[:400], None, None, int(found["rank"] or found["process"])) if text else None
 
 

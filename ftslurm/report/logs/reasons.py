@@ -182,7 +182,7 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
             continue
         if (match := _CONTAINER.search(text)) is not None:
             detail = next(each for each in match.groups() if each)
-            message = f"the container could not be started: {_tidy(detail)}"
+            message = f"the container could not be started: {_tidy(detail.removeprefix('error: '))}"
             found.append(Reason(line.number, "spawn", None, None, message, STRONG, line))
             continue
         if (by_mpi := _by_mpi(lines, i, found)) is not None:
@@ -244,8 +244,9 @@ def _by_mpi(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> Reason | 
     """Return the reason of a rank that called MPI_Abort in line ``i``, or what MPI's launcher states from there on."""
     line = lines[i]
     known = [each for each in known if each.strength == STRONG and line.number - each.number < NOTICE]
-    above = [each.text for each in lines[max(0, i - 2 * NOTICE) : i + 1]] if "MPI_A" in line.text and not known else []
-    called = abort_called(above, len(above) - 1) if above else None
+    begin = max(0, i - 2 * NOTICE)
+    near = [each.text for each in lines[begin : i + STACK]] if "MPI_A" in line.text and not known else []
+    called = abort_called(near, i - begin) if near else None
     if called is not None:
         return Reason(line.number, "exit", None, None, called.text, STRONG, line, rank=called.rank)
     stated = notice([each.text for each in lines[i : i + NOTICE]]) if line.text.startswith("-----") else ""
