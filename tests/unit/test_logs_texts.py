@@ -136,6 +136,35 @@ TEXTS["apptainer"] = (
     "INFO:    Environment variable SINGULARITY_BINDPATH is set, but APPTAINER_BINDPATH is preferred\nFATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/var/lib/apptainer/mnt/session/rootfs error: while mounting image /proc/self/fd/3: kernel reported a bad superblock for squashfs image partition\nsrun: error: n1: tasks 0-3: Exited with exit code 255\n",
     "the container could not be started: container",
 )
+TEXTS["a stop of the launcher, and what had started it"] = (
+    steps(10)
+    + "W1229 16:43:25.650000 190834 torch/distributed/elastic/agent/server/api.py:723] Received 1 death signal, shutting"
+    " down workers\n"
+    'Traceback (most recent call last):\n  File "/w/cli.py", line 3, in main\n    subprocess.run(command, check=True)\n'
+    "subprocess.CalledProcessError: Command '['torchrun', 'train.py']' returned non-zero exit status 1.\n",
+    "stopped: the launcher got SIGHUP from outside",
+)
+TEXTS["an exception in a launcher's handler of Ctrl-C"] = (
+    steps(10) + "^C[2026-05-30 20:29:14,854] [INFO] [launch.py:428:sigkill_handler] Killing subprocess 19380\n"
+    'Traceback (most recent call last):\n  File "/w/deepspeed/launcher/runner.py", line 548, in sigkill_handler\n'
+    "NameError: name 'kill_cmd' is not defined\n"
+    "[2026-05-30 20:29:15,069] [INFO] [launch.py:437:sigkill_handler] Main process received SIGINT, exiting\n",
+    "stopped: interrupted at the terminal (Ctrl-C)",
+)
+TEXTS["MPI_Abort with a negative number"] = (
+    steps(10) + f"{'-' * 74}\nMPI_ABORT was invoked on rank 5 in communicator MPI_COMM_WORLD\nwith errorcode -1.\n\n"
+    f"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n{'-' * 74}\n",
+    "rank 5: called MPI_Abort with errorcode -1",
+)
+TEXTS["labels without a blank"] = (
+    "".join(label(steps(10), r, "[{r}]:") for r in range(4)) + label(TB, 2, "[{r}]:"),
+    "rank 2: ValueError: bad batch 42",
+)
+TEXTS["a container's name"] = (
+    'slurmstepd: error: pyxis: error: a container with name "nemo" does not exist, and --container-image is not set\n'
+    "slurmstepd: error: Failed to invoke spank plugin stack\nsrun: error: n1: task 0: Exited with exit code 1\n",
+    'rank 0 on n1: the container could not be started: a container with name "nemo" does not exist',
+)
 TEXTS["deepspeed"] = (
     "".join(
         f"n{h}: [2026-11-21 10:00:0{s},857] [INFO] [logging.py:128:log_dist] [Rank 0] step={s}, skipped=0\n"

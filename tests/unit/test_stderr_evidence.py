@@ -395,3 +395,22 @@ def test_an_exit_is_explained_by_the_error_above_its_traceback() -> None:
     log += '[rank3]:   File "/w/t.py", line 9, in train\n[rank3]: SystemExit: 16\n'
     found = witness(log)
     assert found is not None and (found.kind, found.text) == ("logged", "found NaN in a gradient")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "Failed to import transformers.models.x because of the following error (look up to see its traceback):\n"
+            "/env/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+            "/env/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+        ),
+        (
+            "TP rank 1 could finish the model loading, but there are other ranks that didn't finish loading."
+            " It is likely due to unexpected failures (e.g., OOM) or a slow node.",
+            "TP rank 1 could finish the model loading, but there are other ranks that didn't finish loading.",
+        ),
+    ],
+)
+def test_a_message_has_its_subject_without_what_introduces_or_guesses(message: str, expected: str) -> None:
+    assert message_line(message) == expected

@@ -149,17 +149,15 @@ def ends_of(lines: Sequence[Line]) -> Ends:
         if len(line.text) >= SHORTEST and line.text != GAP and not (reader.by_slurm(line) or reader.of_pod(i, line)):
             reader.by_others(i, line)
     signalled = min((end.number for end in reader.job if end.why.startswith(BY_LAUNCHER)), default=None)
-    known = [
-        replace(end, stopped=True) if end.pid in reader.stopped or _is_reaction(end, signalled) else end
-        for end in reader.processes
-    ]
+    known = [replace(end, stopped=True) if end.pid in reader.stopped else end for end in reader.processes]
     known = _without_killed(known) + _said(lines)
+    known = [replace(end, stopped=True) if _is_reaction(end, signalled) else end for end in known]
     return Ends(tuple(known), tuple(reader.job), tuple(reader.kernel), tuple(reader.oom))
 
 
 def _is_reaction(end: End, signalled: int | None) -> bool:
     """Whether what had started a launcher reports its end after a signal to that."""
-    return end.by == "parent" and signalled is not None and end.number > signalled
+    return end.by in ("parent", "script") and signalled is not None and end.number > signalled
 
 
 def _without_killed(ends: list[End]) -> list[End]:
