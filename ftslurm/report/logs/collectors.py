@@ -52,7 +52,8 @@ _NAMES = (
     re.compile(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80} [A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
 )
 _PROOF = re.compile(
-    r"(?: {0,6}\d{1,6}: |[A-Za-z][\w-]{0,60}\d: )?(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
+    r"(?: {0,6}\d{1,6}: |\[\d{1,6}\]: ?|[A-Za-z][\w-]{0,60}\d: )?"
+    r"(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
     r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?(?:mpirank:)?\d{1,6}(?:,[\w.-]{1,80})?\]<std|<std(?:out|err)>:"
     r"| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
