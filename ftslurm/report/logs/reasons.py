@@ -147,7 +147,7 @@ _MAYBE = re.compile(
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|atchdog timeout|not accessible|: F |^F\d"
     r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
-    r"|Could not |MPI_A|^-----"
+    r"|Could not |MPI_A|^-----|\]F\d{4} |nhandled ex"
 )
 _LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
