@@ -75,7 +75,7 @@ _RECEIVE = (
 )
 _ONE_RECEIVES = "It waits to receive: see which rank should have sent, and whether it did."
 _POLL = "They sleep there: see what they wait for, such as a file, a lock or another rank."
-_AFTER_EXCEPTION = "See that exception first: what its rank calls after it, as in a handler, the others do not expect."
+_AFTER_FAILURE = "See that failure first: what its rank calls after it, as in a handler, the others do not expect."
 _SILENT = (
     "Their collectives went on: call ftslurm.heartbeat() in the loop, let it print, or raise the time-out"
     " (--hang-timeout)."
@@ -148,16 +148,16 @@ def hang_failure(
     # The headline has no room for a long message.
     parties = has_parties(verdict) and sum(group.activity is not None for group in verdict.groups) > 1
     short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
+    then = hang.time_ns
     if len(suspect_ranks) == 1:
-        then = hang.time_ns
         ends = traceback_at_end(files, rank, then) or consequence.stderr_end(files, rank, then, of_trouble=True)
         remarks = (*ends, *_other_threads(files, rank))
     else:
-        then, parties_ = hang.time_ns, _parties(verdict)
-        remarks = tuple(line for each in parties_ for line in traceback_at_end(files, each, then))
-        remarks = remarks or tuple(
-            line for each in parties_ for line in consequence.stderr_end(files, each, then, of_trouble=True)
-        )
+        firsts = _parties(verdict)
+        remarks = tuple(line for each in firsts for line in traceback_at_end(files, each, then))
+        if not remarks:
+            lines = (consequence.stderr_end(files, each, then, of_trouble=True) for each in firsts)
+            remarks = tuple(line for each in lines for line in each)
     plain = FirstFailure(
         round=files.number,
         kind=HANG,
@@ -214,7 +214,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     odd = [group for group in verdict.suspects if group.activity is not None and group.activity.activity in RECEIVES]
     receives = len(found.culprits) == 1 == len(odd)
     raised = not found.culprits and len(plain.remarks) == 1
-    advice = _ONE_RECEIVES if receives else _AFTER_EXCEPTION if raised else phrases.advice(found)
+    advice = _ONE_RECEIVES if receives else _AFTER_FAILURE if raised else phrases.advice(found)
     dead = dead_threads(files, verdict)
     left = found.culprits[:1] if found.kind == LEFT else ()
     ends = [line for rank in left for line in consequence.stderr_end(files, rank) if line not in plain.remarks]

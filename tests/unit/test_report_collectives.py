@@ -197,7 +197,7 @@ def test_of_two_calls_the_one_in_the_handler_of_an_exception_is_pointed_to(tmp_p
     recorded(run, {0: WAITS, 1: ODD})
     text = " ".join(report_and_text(run.stop(killed=(0, 1)).close("failed", REASON))[1].split())
     assert "the stderr of rank 1 ends with a traceback: ValueError: bad row" in text.partition(" hint:")[0]
-    assert "hint: See that exception first" in text
+    assert "hint: See that failure first" in text
     assert "stopped by ftslurm by SIGKILL" in text
 
 
