@@ -45,6 +45,15 @@ _HIDING = re.compile(
 _LARGE = 0.5
 """Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
 _OWN_MEMORY = re.compile(r"this process has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
+# Of torch before 2.1.
+_OLD_MEMORY = re.compile(
+    r"; ([\d.]{1,12}) ([KMGT]i?B) total capacity; .{0,60}; ([\d.]{1,12}) ([KMGT]?i?B|bytes) free; ([\d.]{1,12})"
+    r" ([KMGT]?i?B|bytes) reserved"
+)
+_OF_OTHERS = (
+    "Others have most of this GPU's memory: another rank on the same GPU (each needs its own, by LOCAL_RANK), or a"
+    " leftover of another job."
+)
 _OTHERS_MEMORY = re.compile(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
 _TORCH_SYMBOL = re.compile(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
 _LOCAL_RANK = re.compile(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
@@ -186,6 +195,9 @@ def _loader(worker: FailedWorker, stderr: str) -> str | None:
 def _gpu_memory(worker: FailedWorker) -> str | None:
     """Advice on a GPU that others fill: which process, by torch's message."""
     message = worker.exception.message if worker.exception is not None else ""
+    if (old := _OLD_MEMORY.search(message)) is not None:
+        total, free, reserved = (_bytes(*old.group(i, i + 1)) for i in (1, 3, 5))
+        return _OF_OTHERS if total - free - reserved > max(reserved, total / 2) else None
     own = _OWN_MEMORY.search(message)
     others = [
         (_bytes(found[2], found[3]), found[1], f"{found[2]} {found[3]}") for found in _OTHERS_MEMORY.finditer(message)

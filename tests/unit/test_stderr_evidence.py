@@ -414,3 +414,19 @@ def test_an_exit_is_explained_by_the_error_above_its_traceback() -> None:
 )
 def test_a_message_has_its_subject_without_what_introduces_or_guesses(message: str, expected: str) -> None:
     assert message_line(message) == expected
+
+
+@pytest.mark.parametrize(("reserved", "others"), [("4.68", True), ("21.10", False)])
+def test_a_gpu_that_others_fill_is_known_by_an_older_torchs_message(
+    tmp_path: Path, reserved: str, others: bool
+) -> None:
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    message = (
+        "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 1; 23.64 GiB total capacity; 4.58 GiB already allocated;"
+        f" 18.50 MiB free; {reserved} GiB reserved in total by PyTorch)"
+    )
+    run = RunBuilder(tmp_path).round().fail(1, OutOfMemoryError(message), module="torch.cuda")
+    cause = make_report(run.stop().close("failed", "x").write(), now_ns=1)["cause"]
+    assert ("Others have most of this GPU's memory" in cause["advice"]) == others
