@@ -305,13 +305,13 @@ def log_end(tails: Sequence[LogTail], traceback: str | None) -> Dict | None:
         while lines and not lines[-1].strip():
             lines.pop()
         if any(line.strip() for line in lines):
-            kept = [_as_rewritten(line)[:LOG_LINE_LIMIT] for line in lines[-LOG_LINES:]]
+            kept = [as_rewritten(line)[:LOG_LINE_LIMIT] for line in lines[-LOG_LINES:]]
             cut = len(kept) < len(lines) or tail.size > len(tail.text.encode("utf-8", "replace"))
             return {"stream": stream, "path": tail.path, "size": tail.size, "lines": kept, "cut": cut}
     return None
 
 
-def _as_rewritten(line: str) -> str:
+def as_rewritten(line: str) -> str:
     """Return the last version of a line that a progress bar rewrote, which a limit would cut off."""
     return next((part for part in reversed(line.split("\r")) if part.strip()), line) if "\r" in line else line
 

@@ -9,7 +9,14 @@ from typing import Any
 from ftslurm.records.round import Progress
 from ftslurm.report.facts import UNNAMED, Clocks, DefectRecord, Doubt, LogTail, RoundFiles, RoundNode, Worker
 from ftslurm.report.failed_worker import FailedWorker
-from ftslurm.report.first_failure import LOG_LINE_LIMIT, LOG_LINES, signature, uncertainty, worker_failure
+from ftslurm.report.first_failure import (
+    LOG_LINE_LIMIT,
+    LOG_LINES,
+    as_rewritten,
+    signature,
+    uncertainty,
+    worker_failure,
+)
 from ftslurm.report.root_cause import Follower, as_follower
 from ftslurm.report.verdict import RoundVerdict
 from ftslurm.text import ranges
@@ -284,7 +291,7 @@ def _rank_stacks(files: RoundFiles, rank: int, tails: Sequence[LogTail]) -> Dict
 
 def _log(tail: LogTail) -> Dict:
     lines = tail.text.rstrip().split("\n")
-    kept = [line[:LOG_LINE_LIMIT] for line in lines[-2 * LOG_LINES :]]
+    kept = [as_rewritten(line)[:LOG_LINE_LIMIT] for line in lines[-2 * LOG_LINES :]]
     cut = len(kept) < len(lines) or tail.size > len(tail.text.encode("utf-8", "replace"))
     return {"stream": tail.stream, "path": tail.path, "size": tail.size, "lines": kept, "cut": cut}
 

@@ -224,4 +224,4 @@ def test_the_child_process_that_an_exception_ended_is_named_where_its_queue_stay
 def test_of_a_progress_bar_the_last_version_is_shown(tmp_path: Path) -> None:
     bar = "\r".join(f"train: {i:3d}/400 [{'=' * 60}]" for i in range(1, 26))
     run = RunBuilder(tmp_path).round().fail(1, exit_code=3, record=False, log=f"{bar}\n")
-    assert "25/400" in report_of(run.stop())[1]
+    assert "25/400" in report_of(run.stop())[1].partition("the end of its stderr")[2]
