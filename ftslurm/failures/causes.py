@@ -109,9 +109,9 @@ _BARE = ("error", "Error", "timeout", "Empty", "Full")
 """Names of exceptions that say something only with their module."""
 
 
-def _with_port(message: str) -> str:
-    """torch puts the point at the end of a long line."""
-    port = re.search(r"\bport: (\d{1,5})\b", message)
+def _with_port(message: str, output: str) -> str:
+    """torch puts the port at the end of a long line, or only into its own log."""
+    port = re.search(r"\bport: (\d{1,5})\b", message) or re.search(r"failed to bind to \S+:(\d{1,5}) ", output)
     return f"port {port[1]} is in use (EADDRINUSE): {message}" if port else message
 
 
@@ -241,7 +241,7 @@ def _describe(evidence: Evidence, cause: Cause) -> str:
     if evidence.exception is not None:
         if cause.name == "interrupt" and not evidence.message:
             return f"{cause.title} ({evidence.exception})"  # by chance at this line
-        message = _with_port(evidence.message) if cause.name == "port-in-use" else evidence.message
+        message = _with_port(evidence.message, evidence.tail) if cause.name == "port-in-use" else evidence.message
         text = _exception(evidence, message)
         silent = (not evidence.message and not cause.vague and not cause.cascade) or cause.name in _TITLED
         silent = silent or (cause.name == "checkpoint-damaged" and message.startswith("[Errno 22]"))

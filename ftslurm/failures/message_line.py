@@ -114,7 +114,7 @@ _POSITION = re.compile(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
 _FEW, _SOURCE_INDENT = 3, 8
 _DETAIL = re.compile(r"\s+\w[\w ]{0,30}: \S")
-_NO_TEXT = re.compile(r"Traceback \(most recent|File \"|Exception raised from|frame #\d|Last error")
+_NO_TEXT = re.compile(r"Trace[bB]ack \(most recent|File \"|Exception raised from|frame #\d|Last error")
 _NOTE = re.compile(
     r"For further information|For debugging consider|CUDA kernel errors might|Compile with `TORCH|Search for `cuda"
     r"|Set TORCH|You can suppress|Device-side assert|\^+$"

@@ -169,7 +169,8 @@ def _ended_alike(files: RoundFiles, first: FailedWorker) -> set[int]:
     """
     last_lines = _last_lines(files, first.rank)
     exits = first.exception is not None and first.exception.type == EXIT
-    if not (exits or (first.kind == "exit" and first.exception is None)) or not any(last_lines):
+    bare = first.kind == "exit" and (first.exception is None or "stderr" in first.evidence)
+    if not (exits or bare) or not any(last_lines):
         return set()
     # Python prints the message of `sys.exit`.
     stated = exits and bool(last_lines[0]) and last_lines[0] in _NUMBER.sub("#", first.what)

@@ -35,6 +35,7 @@ OF_PEERS = (
 """Causes whose exceptions a rank raises in a collective because of the others."""
 FINISHED, ABSENT = "finished", "absent"
 SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
+_OF_PEERS = re.compile(r"Connection (?:closed|reset) by peer|gloo/|ProcessGroup|\bNCCL\b")
 _OF_MEETING = ("master-name", "master-unreachable", "rendezvous-timeout")
 """Causes that a rank which was not started leaves to the others."""
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
@@ -166,7 +167,8 @@ def stderr_end(files: RoundFiles, rank: int, then: int | None = None, *, of_trou
         from ftslurm.failures.stderr_witness import TROUBLE
 
         others = (tail for other, tails in files.tails.items() if other != rank for tail in tails)
-        last = last if TROUBLE.search(last) and not any(last in tail.text for tail in others) else ""
+        own = TROUBLE.search(last) is not None and _OF_PEERS.search(last) is None
+        last = last if own and not any(last in tail.text for tail in others) else ""
     return (f'the stderr of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"',) if last else ()
 
 

@@ -38,6 +38,8 @@ _TRIED = re.compile(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
     r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
 )
+_OF_CLIENT = re.compile(r"Remote|Connect|HTTP|URL|Timeout|Fault|R[pP][cC]|EOFError|BrokenPipe")
+"""Of types of exceptions by which a program notices that its server failed."""
 SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -e, set -o pipefail)"
 RECURSION = 40
 """Equal calls on the stack of a crash; faulthandler prints no more than 100."""
@@ -70,7 +72,7 @@ def of_rank(
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
         *_others_named(files, worker),
-        *_others_reported(files, worker),
+        *_others_reported(files, failed, worker),
         *(reported or ([] if dead else _right_above(worker, tails))),
     )
 
@@ -127,12 +129,18 @@ def _others_named(files: RoundFiles, worker: FailedWorker) -> list[str]:
     return [f"rank {rank} had not failed: it was {place}" for rank, place in found if place]
 
 
-def _others_reported(files: RoundFiles, worker: FailedWorker) -> list[str]:
-    """Return the tracebacks with which the stderr of ranks ends that ran on: one may have served the failed one."""
+def _others_reported(files: RoundFiles, failed: Sequence[FailedWorker], worker: FailedWorker) -> list[str]:
+    """Return the tracebacks that ranks had printed that ran on, or lost the failed one: one may have served that."""
     if worker.exception is None or worker.cause.cascade:
         return []
     ran = [one.rank for node in files.nodes for one in node.workers if one.stopped_by_ftslurm and one.error is None]
-    return [line for rank in ran for line in traceback_at_end(files, rank, worker.time_ns)][:RANKS_NAMED]
+    found = [line for rank in ran for line in traceback_at_end(files, rank, worker.time_ns)]
+    found = [line for line in found if f": {worker.exception.type}: " not in line]
+    if _OF_CLIENT.search(worker.exception.type):
+        lost = [each for each in failed if each.rank != worker.rank and each.cause.cascade]
+        printed = ((each.rank, reported_before(each, files.tails.get(each.rank, ()))) for each in lost)
+        found += [f"rank {rank} had printed before: {_short(why)}" for rank, why in printed if why is not None]
+    return found[:RANKS_NAMED]
 
 
 def _recursion(worker: FailedWorker) -> list[str]:
@@ -169,9 +177,13 @@ def _reported(files: RoundFiles, failed: Sequence[FailedWorker], tails: Sequence
     if why is None:
         return []
     rank = f"rank {one[0].rank} alone" if one is not None else "it"
-    place = f" at {_place(why)}" if why.frames else ""
-    text = shortened(f"{why.type}: {message_line(why.message)}".rstrip(": "), CAUGHT_LIMIT)
-    return [f"{rank} had printed before: {text}{place}"]
+    return [f"{rank} had printed before: {_short(why)}"]
+
+
+def _short(raised: ExceptionRecord) -> str:
+    """Return an exception's type, text and place: ``ValueError: bad row at data.py:13 in read``."""
+    place = f" at {_place(raised)}" if raised.frames else ""
+    return shortened(f"{raised.type}: {message_line(raised.message)}".rstrip(": "), CAUGHT_LIMIT) + place
 
 
 def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:

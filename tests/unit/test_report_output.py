@@ -225,3 +225,23 @@ def test_of_a_progress_bar_the_last_version_is_shown(tmp_path: Path) -> None:
     bar = "\r".join(f"train: {i:3d}/400 [{'=' * 60}]" for i in range(1, 26))
     run = RunBuilder(tmp_path).round().fail(1, exit_code=3, record=False, log=f"{bar}\n")
     assert "25/400" in report_of(run.stop())[1].partition("the end of its stderr")[2]
+
+
+def test_what_the_server_of_a_failed_client_printed_is_shown_though_it_then_lost_that(tmp_path: Path) -> None:
+    class RemoteDisconnected(ConnectionError):
+        pass
+
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4")
+    own = f'Traceback (most recent call last):\n  File "/w/train.py", line 22, in main\nRuntimeError: {lost}\n'
+    place = [("/w/train.py", 22, "main"), ("/lib/site-packages/torch/distributed/distributed_c10d.py", 9, "barrier")]
+    run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(1, RemoteDisconnected("Remote end closed connection"))
+    text = report_of(run.fail(0, lost, frames=place, log=TRACEBACK + own, after_s=0.1).stop())[1]
+    assert "rank 1 on n2: RemoteDisconnected" in text.partition(" rank 0 had printed before: KeyError: 'bos'")[0]
+    assert "rank 0 had printed before: KeyError: 'bos' at train.py:6" in text
+
+
+def test_ranks_whose_record_could_not_be_written_failed_alike_by_their_output(tmp_path: Path) -> None:
+    log = TRACEBACK.replace("KeyError: 'bos'", "OSError: [Errno 24] Too many open files: '/w/{}.bin'")
+    run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(0, exit_code=1, record=False, log=log.format(41))
+    report, _ = report_of(run.log(1, log.format(52)).stop())
+    assert report["alike"]["subject"] == "both ranks"

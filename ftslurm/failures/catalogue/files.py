@@ -67,7 +67,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("write-failed", "a file could not be written", PRIMARY,
           _NOT_WRITTEN,
           "torch gives no reason; check the target filesystem for a full disk or an exceeded quota.",
-          not_for="a disk that is provably full", behind=True),
+          not_for="a disk that is provably full", behind=True, vague=True),
     Cause("read-only", "read-only filesystem", PRIMARY, os_error(30),
           "Write elsewhere; a filesystem turns read-only after errors (dmesg).",
           not_for="missing permissions", restart=OTHER_NODE, behind=True, blame=PERHAPS),
