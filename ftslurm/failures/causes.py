@@ -42,7 +42,7 @@ __all__ = [
 ]
 __all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"]
 
-_SUB_EXCEPTIONS = re.compile(r" \(\d+ sub-exceptions?\)$")
+_SUB_EXCEPTIONS = re.compile(r" \((\d+) sub-exceptions?\)$")
 _TITLED = (
     "address-space",
     "no-directory",
@@ -149,7 +149,9 @@ def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str
     inner = _first_line(_describe(found, cause))
     outer = text.split("\n", 1)[0]
     if any(how == MEMBER for how, _ in evidence.inner):
-        return f"{inner} (in group: {_SUB_EXCEPTIONS.sub('', outer.partition(': ')[2] or outer)})"
+        number = _SUB_EXCEPTIONS.search(outer)
+        which = f"one of {number[1]} in" if number is not None and number[1] != "1" else "in"
+        return f"{inner} ({which} group: {_SUB_EXCEPTIONS.sub('', outer.partition(': ')[2] or outer)})"
     title = f"{cause.title} ("
     if inner not in text and inner.startswith(title) and outer.startswith(title):
         # The title is of the inner one.

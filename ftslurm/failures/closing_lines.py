@@ -7,6 +7,7 @@ program prints as it goes on tells that a failure above was survived. Hundreds o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import groupby
 
 from ftslurm.failures.exception_line import LINE_LIMIT
@@ -97,6 +98,7 @@ _SUMMARY = re.compile(
 # Of a wrapper, which only repeats how the program ended.
 _ONLY_CODE = re.compile(
     r"(?i)\b(?:ended|exited|finished|failed|returned)(?: with|,) (?:(?:exit )?(?:code|status) )?\d{1,3}\W*$"
+    r"|\bline \d{1,6} failed\W*$"
 )
 _OF_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):| {2}File \"| {2}\.\.\.$")
 
@@ -158,17 +160,17 @@ def _above_dump(lines: list[str]) -> list[str]:
 
 def ends_in_flood(text: str) -> bool:
     """Return whether most of an output's end are lines of one form at its very end, so that what is above matters."""
-    lines = text.rstrip().split("\n")
-    last = _form(lines[-1])
-    count = next((i for i, line in enumerate(reversed(lines)) if _form(line) != last), len(lines))
-    return count >= FLOOD and count * 2 > len(lines)
+    forms = _forms(text.rstrip().split("\n"))
+    count = next((i for i, form in enumerate(reversed(forms)) if form != forms[-1]), len(forms))
+    return count >= FLOOD and count * 2 > len(forms)
 
 
 def without_floods(text: str) -> str:
     """Return an output with only the first and the last lines of each flood."""
     kept: list[str] = []
-    for _, group in groupby(text.split("\n"), _form):
-        lines = list(group)
+    whole = text.split("\n")
+    for _, group in groupby(zip(_forms(whole), whole, strict=True), lambda pair: pair[0]):
+        lines = [line for _, line in group]
         more = len(lines) - FLOOD
         if more > 1 and lines[0].strip():
             # Indented, so that it counts as part of what stands above.
@@ -177,6 +179,10 @@ def without_floods(text: str) -> str:
     return "\n".join(kept)
 
 
-def _form(line: str) -> str:
-    """Return a line but for its numbers."""
-    return _DIGITS.sub("#", line)
+def _forms(lines: Sequence[str]) -> list[str]:
+    """Return the lines but for their numbers; the source below a warning has the form of that."""
+    forms: list[str] = []
+    for line in lines:
+        below = bool(forms) and line.startswith("  ") and "Warning: " in forms[-1]
+        forms.append(forms[-1] if below else _DIGITS.sub("#", line))
+    return forms

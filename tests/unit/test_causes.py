@@ -421,7 +421,7 @@ def test_of_a_group_the_member_with_a_message_counts_and_no_cascade_beside_it() 
     reset, plain, disk = raised("RuntimeError", GLOO), raised("ValueError", "x"), raised("OSError", "[Errno 28] full")
     assert classify(chained(group, MEMBER, reset, plain, disk)).name == "disk-full"
     whole = chained(group, MEMBER, plain, disk)
-    assert describe(whole, *find(whole)) == "OSError: [Errno 28] full (in group: unhandled errors)"
+    assert describe(whole, *find(whole)) == "OSError: [Errno 28] full (one of 3 in group: unhandled errors)"
     assert classify(chained(group, MEMBER, reset, plain)).name == "exception"
     assert classify(chained(group, MEMBER, reset, reset)).name == "peer-reset"
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ftslurm.failures.closing_lines import last_line
+from ftslurm.failures.closing_lines import ends_in_flood, last_line, without_floods
 from ftslurm.failures.stderr_witness import dead_threads, line_before, logged_error, witness
 
 TRACEBACK = """Traceback (most recent call last):
@@ -489,3 +489,15 @@ def test_a_tools_last_line_that_only_sums_up_is_no_reason() -> None:
 )
 def test_a_traceback_that_the_program_went_on_after_is_no_reason(above: str, below: str) -> None:
     assert witness(f"{above}\n{TRACEBACK}{below}\n") is None
+
+
+def test_an_error_above_a_flood_of_warnings_of_two_lines_is_kept() -> None:
+    warnings = "".join(f"/w/x.py:{i}: UserWarning: slow path {i}\n  warnings.warn(text)\n" for i in range(500))
+    text = f"CRITICAL guard: wrong device\n{warnings}"
+    assert ends_in_flood(text)
+    assert witness(without_floods(text)) is not None
+
+
+def test_the_last_line_is_none_of_a_trap_that_only_names_a_line_of_its_script() -> None:
+    missing = "cp: cannot stat '/w/tok.model': No such file or directory"
+    assert last_line(f"{missing}\nrun.sh: line 5 failed\n") == missing
