@@ -246,7 +246,8 @@ class Halves:
         self.process = subprocess.Popen(
             [sys.executable, "-c", source], cwd=place, env={**os.environ, "HANG_FILE": str(self.file)}
         )
-        until(lambda: (place / "ready").exists())
+        # A handler in Python does not run if the signal comes between the last check for it and the sleep.
+        until(lambda: (place / "ready").exists() and self.letter() == "S")
         self.target = Target(0, self.process.pid, os.pidfd_open(self.process.pid), str(place))
 
     def letter(self) -> str:
