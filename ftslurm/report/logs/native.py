@@ -37,7 +37,7 @@ _FATAL = re.compile(
 # The first line of the stack repeats the call with its arguments.
 _MPI_STACK = re.compile(r"\w{3,60}\(\d+\)\.*: ?(?! ?MPI_\w+\(.*\) failed$)(?P<text>.*)")
 _PLACE = re.compile(r"(?<=\()\w+\.c:\d+:\w+:")
-# Of Open MPI and MPICH, where a program calls MPI_Abort: its reason is above.
+# Of Open MPI and MPICH, where a program calls MPI_Abort: its reason is above or below.
 _ABORT_CALLED = re.compile(
     r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) in"
     r"|application called MPI_Abort\(\w+, -?\d+\) - process (?P<process>\d{1,6})"
