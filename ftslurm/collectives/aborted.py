@@ -17,6 +17,7 @@ from ftslurm.collectives.groups import group_calls
 from ftslurm.collectives.operation import Operation
 
 _BITS = re.compile(r"\d+$")
+"""In the name of a dtype, as of ``bfloat16``."""
 
 
 class _Candidate(NamedTuple):

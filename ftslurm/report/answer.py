@@ -130,7 +130,7 @@ def place_lines(failure: Json, style: Style, when: str | None = None) -> list[st
     elif failure["hang"] is not None:
         line = _noticed(failure, failure["hang"], room)
     first = ""
-    if failure["alike"] is not None and failure["alike"].get("ordered", True) and failure["hang"] is None:
+    if failure["alike"] is not None and failure["alike"]["ordered"] and failure["hang"] is None:
         first = f"{'; ' if line else ''}first noticed: {first_of(failure)}"
     if failure["raised_in"] is not None and where and failure["hang"] is None:
         line = _with_raised(line, where, failure["raised_in"], room - len(first))

@@ -283,9 +283,10 @@ class _Reader:
 
 def _by_mpirun(line: Line, found: Mapping[str, str | None], rank: int | None, node: str | None, pid: int | None) -> End:
     aborted = found.get("errorcode")
-    if aborted is not None and not 0 < int(aborted) <= _LARGEST:
-        return End(line.number, "abort", f"called MPI_Abort with errorcode {aborted}", rank, node=node, pid=pid)
-    code = f"-{found['signal']}" if found.get("signal") else aborted or found["code"] or "1"
+    if aborted is not None:
+        end = End(line.number, "abort", f"called MPI_Abort with errorcode {aborted}", rank, node=node, pid=pid)
+        return replace(end, by="mpirun", code=int(aborted)) if 0 < int(aborted) <= _LARGEST else end
+    code = f"-{found['signal']}" if found.get("signal") else found["code"] or "1"
     code = str(128 - int(code)) if int(code) > 128 else code  # as a shell reports a signal
     return _end(line, "mpirun", code, rank=rank, node=node, pid=pid)
 

@@ -129,8 +129,10 @@ class Finder:
             if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
                 continue
             if other.rank is not None and (rank is None or other.kind == "exit"):
-                # In the output of several ranks, only this line is known to be of this one.
-                found.append(Found(other.number, other.rank, other, other.message))
+                # In the output of several ranks, only this line is known to be of this one, unless it states another.
+                states = other.message.partition("\n")[0] in other.line.text
+                tail = other.message if states else self._log.tail(until(whole, other.number, 30))
+                found.append(Found(other.number, other.rank, other, tail))
                 continue
             found.append(Found(other.number, known, other, self._log.tail(until(whole, other.number, 30))))
         return found

@@ -226,8 +226,7 @@ def _follow(log: AttemptLog, errors: Mapping[int, RankError], job: JobEnd) -> bo
 
 def _killed_last(errors: Mapping[int, RankError]) -> set[int]:
     """Return the ranks that ended or were killed, without a reason, when all others had waited in vain."""
-    bare = ("SIGKILL", "exit code 1")
-    killed = {rank for rank, error in errors.items() if error.message in bare}
+    killed = {rank for rank, error in errors.items() if error.message in ("SIGKILL", "exit code 1")}
     late = [error.order for error in errors.values() if has_waited(error)]
     parted = late and len(late) + len(killed) == len(errors) and all(errors[rank].order > max(late) for rank in killed)
     return killed if parted else set()

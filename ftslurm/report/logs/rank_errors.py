@@ -115,7 +115,7 @@ def with_end(error: RankError, end: End) -> RankError:
 
 def with_quote(error: RankError, end: End | None) -> RankError:
     """Return the record with the line that states the end."""
-    if end is None or end.by in ("table", "torchrun") or len(error.quotes) > 1:
+    if end is None or end.by in ("table", "torchrun", "abort") or len(error.quotes) > 1:
         return error
     return replace(error, quotes=(*error.quotes, end.text.strip()[:300]))
 

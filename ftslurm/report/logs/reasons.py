@@ -243,9 +243,9 @@ def _by_signal(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> list[R
 def _by_mpi(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> Reason | None:
     """Return the reason of a rank that called MPI_Abort in line ``i``, or what MPI's launcher states from there on."""
     line = lines[i]
-    known = [each for each in known if each.strength == STRONG and line.number - each.number < NOTICE]
+    explained = any(each.strength == STRONG and line.number - each.number < NOTICE for each in known)
     begin = max(0, i - 2 * NOTICE)
-    near = [each.text for each in lines[begin : i + STACK]] if "MPI_A" in line.text and not known else []
+    near = [each.text for each in lines[begin : i + STACK]] if "MPI_A" in line.text and not explained else []
     called = abort_called(near, i - begin) if near else None
     if called is not None:
         return Reason(line.number, "exit", None, None, called.text, STRONG, line, rank=called.rank)

@@ -39,7 +39,7 @@ _TESTS = re.compile(r"=* ?(?P<what>\d+ (?:passed|xfailed|skipped)\b[\w ,]{0,120}
 _LAUNCHED = re.compile(r"\[launch\.py:\d+:\w+\] Process \d+ exits successfully\.?$")  # of DeepSpeed
 _FITTED = re.compile(r"`?Trainer\.fit`? stopped: `max_(?:steps|epochs|time)=\S{1,40} reached")  # of Lightning
 _SAVED = re.compile(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
-LAST_WORDS = 80
+LAST_CHARACTERS = 80
 TAIL = 12
 """Lines at the end of a log in which a statement of success is sought."""
 
@@ -52,7 +52,7 @@ def says_completed(text: str) -> bool:
 
 def says_zero(text: str) -> bool:
     """Whether a batch script says by this line that it ends with exit code 0."""
-    return _ZERO.search(text.strip()[-LAST_WORDS:]) is not None
+    return _ZERO.search(text.strip()[-LAST_CHARACTERS:]) is not None
 
 
 def tests_passed(text: str) -> bool:
