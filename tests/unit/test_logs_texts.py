@@ -156,6 +156,13 @@ TEXTS["MPI_Abort with a negative number"] = (
     f"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n{'-' * 74}\n",
     "rank 5: called MPI_Abort with errorcode -1",
 )
+TEXTS["the reason above an MPI_Abort, and what the evidence quotes"] = (
+    steps(3)
+    + f"Fatal error:\nAtom 20113 moved out of its cell\n{'-' * 74}\nMPI_ABORT was invoked on rank 2 in communicator "
+    f"MPI_COMM_WORLD\nwith errorcode 1.\n{'-' * 74}\nsrun: error: n1: task 2: Exited with exit code 1\n",
+    "Atom 20113 moved out of its cell evidence called MPI_Abort with errorcode 1 srun: error: n1: task 2: Exited with"
+    " exit code 1 the end of its stderr",
+)
 TEXTS["labels without a blank"] = (
     "".join(label(steps(10), r, "[{r}]:") for r in range(4)) + label(TB, 2, "[{r}]:"),
     "rank 2: ValueError: bad batch 42",
