@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 
 from ftslurm.failures.nccl import warnings
+from ftslurm.pattern import pattern
 from ftslurm.text import cut_middle
 
 LIMIT = 200
 _TAIL = 16 * 1024
 _WHOLE = ("fatal", "clang", "plain", "assertion", "libc", "ucx", "glog", "ray", "hsa")
-_NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] | Is there a distributed collective mismatch in your code\?")
-_TWICE = re.compile(r"(.{4,100}?)\1+")
+_NATIVE = pattern(r"\[enforce fail at [^\]\n]{1,300}\] | Is there a distributed collective mismatch in your code\?")
+_TWICE = pattern(r"(.{4,100}?)\1+")
 _THROWN = (
     r"^terminate called after throwing an instance of '(?P<type>[^'\n]{1,200})'(?:\n *what\(\): +(?P<what>[^\n]*))?"
     r"|^(?:libc\+\+abi(?:\.dylib)?: )terminating (?:due to|with) uncaught exception of type (?P<clang>[^\n]{1,300})"

@@ -25,6 +25,7 @@ from ftslurm.failures.evidence import CONTEXT, HANDLED, MEMBER, Evidence
 from ftslurm.failures.message_line import last_error, message_line, refusal, source_line, whole_line, without_choices
 from ftslurm.failures.nccl_timeout import timeout_of
 from ftslurm.failures.reason import is_code
+from ftslurm.pattern import pattern
 from ftslurm.records.error import HostResources, OomKills, Space
 from ftslurm.text import cut_middle
 
@@ -42,7 +43,7 @@ __all__ = [
 ]
 __all__ += ["HostResources", "OomKills", "Space", "classify", "describe", "find"]
 
-_SUB_EXCEPTIONS = re.compile(r" \((\d+) sub-exceptions?\)$")
+_SUB_EXCEPTIONS = pattern(r" \((\d+) sub-exceptions?\)$")
 _TITLED = (
     "address-space",
     "no-directory",
@@ -55,8 +56,8 @@ _TITLED = (
     "oom-kill",
 )
 """Causes of which `message_line` leaves only the detail: the title says what it is about."""
-_BINARY = re.compile(r"[\x00-\x08\x0e-\x1a]")
-_LINE_ENDS = re.compile(r"[\r\n]+")
+_BINARY = pattern(r"[\x00-\x08\x0e-\x1a]")
+_LINE_ENDS = pattern(r"[\r\n]+")
 _BINARY_LIMIT = 64 * 1024  # characters
 _INNER_LIMIT = 200  # characters of the exception behind another one
 
@@ -104,7 +105,7 @@ def _behind(evidence: Evidence, rows: Sequence[Cause]) -> tuple[Cause, Evidence]
     return None
 
 
-_RUN_WITH = re.compile(r" \(run with NCCL_DEBUG=\w+ for details\)")
+_RUN_WITH = pattern(r" \(run with NCCL_DEBUG=\w+ for details\)")
 _BARE = ("error", "Error", "timeout", "Empty", "Full")
 """Names of exceptions that say something only with their module."""
 
@@ -226,7 +227,7 @@ def _exception(evidence: Evidence, message: str) -> str:
     return f"{first} ({evidence.raised_again}){newline}{rest}"
 
 
-_OF_RUNTIME = re.compile(r"^(?:\S{1,40}: failed to execute|error): ")  # of enroot and pyxis, before the subject
+_OF_RUNTIME = pattern(r"^(?:\S{1,40}: failed to execute|error): ")  # of enroot and pyxis, before the subject
 
 
 def _describe(evidence: Evidence, cause: Cause) -> str:

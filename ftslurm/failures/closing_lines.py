@@ -12,14 +12,15 @@ from itertools import groupby
 
 from ftslurm.failures.exception_line import LINE_LIMIT
 from ftslurm.failures.logged_error import RANK_PREFIX
+from ftslurm.pattern import pattern
 
 LIMIT = 256 * 1024  # characters of the text's end that are read
 LAST_LINES = 6
 FLOOD = 64
 """Lines of one form, one after the other, that are a flood; so many of its last lines are kept."""
 
-_DIGITS = re.compile(r"\d+")
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
+_DIGITS = pattern(r"\d+")
+_ESCAPES = pattern(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]")
 _LAUNCHER = (
     r"[EWI]?\d{4} .{0,60}torch/distributed/(elastic|run|launch)|.{0,80}exits with return code = |"
     r"\[[\d :,-]{10,30}\] \[\w+\] \[(?:launch|runner)\.py:\d+:\w+\]|pdsh@\S+: |"
@@ -28,12 +29,12 @@ _LAUNCHER = (
     r".{0,160}Terminating process \d+ via signal"
 )
 # Of libraries and scripts at a program's end.
-_AT_END = re.compile(
+_AT_END = pattern(
     r"wandb:(?: |$)|Set the environment variable HYDRA|Exception ignored in"
     r"|(?i:job|run|script) (?:finished|ended) at "
 )
 # Lines that follow a program's reason: of interpreter, libraries, launchers, shells and schedulers.
-AFTERMATH = re.compile(
+AFTERMATH = pattern(
     r"\s*$|\s+\S|\[[WIV]\d{0,4}[ \d:.]|[WIV]\d{4} |sys:1: |\S+:\d+: \w*Warning: |Exception ignored |"
     r"--- Logging error ---|Call stack:|Message: |Arguments: |"
     r"Set the environment variable HYDRA_FULL|full_key: |"
@@ -52,7 +53,7 @@ AFTERMATH = re.compile(
     r"note: run with `RUST_BACKTRACE|stack backtrace:$|"
     r"(concurrent\.futures\.process\._|multiprocessing\.pool\.)RemoteTraceback:|(\"\"\"|''')$"
 )
-_PROGRESS = re.compile(
+_PROGRESS = pattern(
     rf"{_LAUNCHER}|"
     r"Extension modules: |(?:NOTE: invoking )?MPI_ABORT\b|with errorcode |You may or may not see|exactly when Open MPI|"
     r"# (?:Accounting|Ended)\b|\[\d+\]:$|(?:Failures|Root Cause).{0,60}:$|\S{1,200} FAILED$|= +(?:EXIT|PID|RANK|BAD"
@@ -60,17 +61,17 @@ _PROGRESS = re.compile(
     r"(?:the job to be term|mpirun detected|a non-zero exit code|Primary job)|"
     r"\S{0,40} ?\d{1,3}%\||[={}\-*+#╰╭│]{3,}$|\[[WIV]\d{0,4}[ \d:.]|srun: |slurmstepd: "
 )
-STEP = re.compile(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
+STEP = pattern(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
 # Of a line on a step by which a program says why it goes no further.
-_STOPS = re.compile(
+_STOPS = pattern(
     r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too|fail\w*)\b"
 )
 # Lines that an exception's text does not have: of a log, of training, of a program that goes on.
-OF_LOG = re.compile(
+OF_LOG = pattern(
     r"(?i)\W{0,3}(?:[IDWE] )?(\d{4}-\d\d|\d\d:\d\d|\d{1,9}[/%]|(debug|info|warn|warning|error|critical)\b"
     r"|(skipp|retry|retri|continu|ignor|resum|recover|fall(ing)? ?back|restor|re-?start))"
 )
-GOES_ON = re.compile(
+GOES_ON = pattern(
     r"(?i)\b(retrying|(will|to) retry|entering retry loop|continuing|skipping|ignoring|falling back|resuming)\b"
     r"|(?<!exception )\bignored\b"
     r"|\busing (the )?defaults?\b|\b(?:try|trying) (?:it )?again\b|\bgo(?:es|ing) on\b|\b(?:second|next|another) try\b"
@@ -81,7 +82,7 @@ GOES_ON = re.compile(
     r"|trying|downloading|creating|disabling)\b"
 )
 _ERRORS = ("error", "critical")
-ENDS = re.compile(
+ENDS = pattern(
     r"(?i)\b(?:exit(?:ed|ing)?|terminat(?:ed|ing)|abort(?:ed|ing)?|shut(?:ting)? ?down|kill(?:ed|ing)|clean(?:ed"
     r"|ing)? ?up"
     r"|finaliz(?:ed|ing)|total \w{0,12} ?time|overall \w+ speed|child (?:process )?failed|sig(?:quit|term|kill"
@@ -89,18 +90,18 @@ ENDS = re.compile(
     r"|died)\b"
 )
 # Of tools, behind the reason.
-_SUMMARY = re.compile(
+_SUMMARY = pattern(
     r"Error is not recoverable: exiting now|tar: Child returned status \d"
     r"|Exiting with failure status due to previous errors"
     r"|^(?:compilation|linking) terminated\.|^make(?:\[\d+\])?: \*\*\*|^rsync error: |^ninja: build stopped"
     r"|^collect2: error: ld returned |error: creating server: .{0,60}failed to load all models"
 )
 # Of a wrapper, which only repeats how the program ended.
-_ONLY_CODE = re.compile(
+_ONLY_CODE = pattern(
     r"(?i)\b(?:ended|exited|finished|failed|returned)(?: with|,) (?:(?:exit )?(?:code|status) )?\d{1,3}\W*$"
     r"|\bline \d{1,6} failed\W*$"
 )
-_OF_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):| {2}File \"| {2}\.\.\.$")
+_OF_DUMP = pattern(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):| {2}File \"| {2}\.\.\.$")
 
 
 def output_lines(text: str) -> list[str]:

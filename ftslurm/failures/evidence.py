@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.reason import by_distributed, handled, reason
 from ftslurm.failures.retryability import NON_RETRYABLE_S
+from ftslurm.pattern import pattern
 from ftslurm.records.error import UNKNOWN, ExceptionRecord, Frame, HostResources
 
 _END = 64 * 1024  # characters of stderr's end
-_WATCHDOG_ERROR = re.compile(r"watchdog thread terminated with exception: ((?:CUDA|HIP|NCCL) error: [^\n]{1,300})")
+_WATCHDOG_ERROR = pattern(r"watchdog thread terminated with exception: ((?:CUDA|HIP|NCCL) error: [^\n]{1,300})")
 CAUSE, HANDLED, CONTEXT, MEMBER = "cause", "handled", "context", "member"
 
 _LOOKUPS = ("KeyError", "IndexError", "AttributeError", "StopIteration", "ValueError", "TypeError", "LookupError")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 
 HEADER = "Traceback (most recent call last)"
 LINE_LIMIT = 4000
 CAUSE = "The above exception was the direct cause of the following exception"
 CONTEXT = "During handling of the above exception, another exception occurred"
-_TYPE = re.compile(r"([A-Za-z_][\w.]{0,200})(?:: ?(.*))?", re.DOTALL)
-ENDINGS = re.compile(
+_TYPE = pattern(r"([A-Za-z_][\w.]{0,200})(?:: ?(.*))?", re.DOTALL)
+ENDINGS = pattern(
     r"(Error|Exception|Exit|Interrupt|Warning|Failed|Failure|Fault|Timeout|Expired|Refused|Stop|Group|NotFound|_Error)$"
 )
 # As Python shows an exception's arguments: an error number, its text.
-_SHOWN = re.compile(
+_SHOWN = pattern(
     r"((?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception))\((?:(\d{1,4}), )?([\"'])(.{1,1000}?)\3,?\)"
 )
 _LEVELS = frozenset(("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "NOTE", "NOTICE", "TRACE"))
-_DIGITS = re.compile(r"\d")
+_DIGITS = pattern(r"\d")
 
 
 def is_relation(line: str) -> bool:

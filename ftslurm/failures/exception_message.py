@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ftslurm.failures.exception_line import HEADER, LINE_LIMIT, is_relation, own_text, passed_on
+from ftslurm.pattern import pattern
 
 MESSAGE_LINES = 60
 # The line before a traceback that belongs to the message of the exception above it.
-_INTRODUCES = re.compile(
+_INTRODUCES = pattern(
     r"(with the following error|with message|The last \d+ lines of \S+ #*"
     r"|\[Rank \d+ Error Snippet\]:|-- Process \d+ terminated|Original [Tt]raceback|\"\"\""
     r"|'''|[Rr]emote [Tt]raceback|from user code:)"
     r"[^\n]{0,20}$"
 )
 # A first line of a message whose reason is in its further lines.
-_SEVERAL = re.compile(
+_SEVERAL = pattern(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
     r"The actor died|node running low on memory|ranks:dict_keys|ncclResult|task names|following|HCCL error"
     r"|An error occurred while calling|OPS function error|set up runtime environment|NPU (?:function )?error"
 )
-_ALSO = re.compile(
+_ALSO = pattern(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
     r"/job:|: \w+\.|org\.apache\.|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-"
@@ -29,20 +29,20 @@ _ALSO = re.compile(
     r"|(socket|bootstrap|Net|Call to|Connection"
     r"|Cuda failure|Error)\b"
 )
-_TEXT = re.compile(r"(?!Traceback|Exception|During|The above)[A-Za-z]+ [a-z]")
-_SPAWNED = re.compile(r"-- Process \d+ terminated with the following error")
+_TEXT = pattern(r"(?!Traceback|Exception|During|The above)[A-Za-z]+ [a-z]")
+_SPAWNED = pattern(r"-- Process \d+ terminated with the following error")
 # Of pydantic: each field, and below it what is wrong with it.
-_FIELDS, _FIELD = re.compile(r"\A\d+ validation errors? for "), re.compile(r"[\w.\[\]-]{1,200}")
+_FIELDS, _FIELD = pattern(r"\A\d+ validation errors? for "), pattern(r"[\w.\[\]-]{1,200}")
 # Of torch's compiler, whose message has several paragraphs.
-_GRAPH_BREAK, _DETAIL = re.compile(r" {2}Explanation: "), re.compile(r" {1,2}\S")
+_GRAPH_BREAK, _DETAIL = pattern(r" {2}Explanation: "), pattern(r" {1,2}\S")
 # Of a logger, a warning, an interpreter or library at its end: never a message's further line.
-_RECORD = re.compile(
+_RECORD = pattern(
     r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|\S{1,400}:\d+: \w*Warning: |sys:1: |Exception ignored |wandb: "
     r"|\[\d{1,4}\]:$| {0,6}(?:time|host|rank) {2,6}: "
     r"|\[[WI]\d{4} |(?i:job|run) (?:finished|ended) at "
 )
 RELATION_LINES, PROSE_LINES = 8, 6
-_PROSE = re.compile(
+_PROSE = pattern(
     r"(?!Traceback|During handling|The above|srun|slurm|INFO|WARN|ERROR|Epoch|Step)"
     r"\s*(?:[A-Z][a-z]+|[a-z]{1,20}) [A-Za-z(]"
 )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ftslurm.pattern import pattern
 from ftslurm.records.error import Frame
 
 LINES = 120
@@ -41,43 +42,43 @@ class _Form(NamedTuple):
 
 
 _FORMS = (
-    _Form(re.compile(rf"thread '[^'\n]{{0,100}}' (?:\(\d+\) )?panicked at (?P<at>{_PLACE}:?)$")),  # Rust
-    _Form(re.compile(rf"thread '[^'\n]{{0,100}}' panicked at '(?P<text>.{{1,1000}})', {_PLACE}$")),  # before 1.73
+    _Form(pattern(rf"thread '[^'\n]{{0,100}}' (?:\(\d+\) )?panicked at (?P<at>{_PLACE}:?)$")),  # Rust
+    _Form(pattern(rf"thread '[^'\n]{{0,100}}' panicked at '(?P<text>.{{1,1000}})', {_PLACE}$")),  # before 1.73
     _Form(
-        re.compile(r'Exception in thread "[^"\n]{1,100}" (?P<text>[\w.$]{1,200}(?:: .{1,1000})?)$'),
-        re.compile(r"\s+at (?P<function>[\w.$<>]{1,200})\((?P<file>\w+\.(?:java|scala|kt)):(?P<line>\d{1,9})\)"),
+        pattern(r'Exception in thread "[^"\n]{1,100}" (?P<text>[\w.$]{1,200}(?:: .{1,1000})?)$'),
+        pattern(r"\s+at (?P<function>[\w.$<>]{1,200})\((?P<file>\w+\.(?:java|scala|kt)):(?P<line>\d{1,9})\)"),
     ),
     _Form(
-        re.compile(r"ERROR: (?P<text>(?:LoadError: )?\w+(?:Error|Exception)\b.{0,600})$"),
-        re.compile(r"\s+@ \S+ (?P<file>(?!\./)\S{1,300}\.jl):(?P<line>\d{1,9})"),
-        re.compile(r"Stacktrace:$"),
+        pattern(r"ERROR: (?P<text>(?:LoadError: )?\w+(?:Error|Exception)\b.{0,600})$"),
+        pattern(r"\s+@ \S+ (?P<file>(?!\./)\S{1,300}\.jl):(?P<line>\d{1,9})"),
+        pattern(r"Stacktrace:$"),
     ),  # Julia
     _Form(
-        re.compile(r"forrtl: (?P<text>(?:severe|error) \(\d+\): .{1,300})$"),
-        re.compile(r"\S+ +[0-9A-F]{16} +(?P<function>\S+) +(?P<line>\d{1,9}) +(?P<file>\S{1,200}\.[fF]\w*)"),
+        pattern(r"forrtl: (?P<text>(?:severe|error) \(\d+\): .{1,300})$"),
+        pattern(r"\S+ +[0-9A-F]{16} +(?P<function>\S+) +(?P<line>\d{1,9}) +(?P<file>\S{1,200}\.[fF]\w*)"),
     ),
     _Form(
-        re.compile(r"(?P<text>Fortran runtime error: .{1,300})$"),
-        re.compile(r"At line (?P<line>\d{1,9}) of file (?P<file>\S{1,300})"),
+        pattern(r"(?P<text>Fortran runtime error: .{1,300})$"),
+        pattern(r"At line (?P<line>\d{1,9}) of file (?P<file>\S{1,300})"),
     ),
     _Form(
-        re.compile(r"==\d+==\s?ERROR: (?P<text>\w+Sanitizer: .{1,300})$"),
-        re.compile(rf"\s+#\d+ 0x[0-9a-f]+ in (?P<function>\S+) (?!/usr/|\.\./\.\./){_PLACE}"),
+        pattern(r"==\d+==\s?ERROR: (?P<text>\w+Sanitizer: .{1,300})$"),
+        pattern(rf"\s+#\d+ 0x[0-9a-f]+ in (?P<function>\S+) (?!/usr/|\.\./\.\./){_PLACE}"),
     ),
     _Form(
-        re.compile(rf"{_PLACE}: (?P<text>(?:fatal )?error: .{{1,300}})$"),
+        pattern(rf"{_PLACE}: (?P<text>(?:fatal )?error: .{{1,300}})$"),
         None,
-        re.compile(r"compilation terminated|make(?:\[\d+\])?: \*\*\* |ninja: build stopped|\d+ errors? generated"),
+        pattern(r"compilation terminated|make(?:\[\d+\])?: \*\*\* |ninja: build stopped|\d+ errors? generated"),
     ),
     _Form(
-        re.compile(r"panic: (?P<text>.{1,300})$"),
-        re.compile(r"\s+(?P<file>\S{1,300}\.go):(?P<line>\d{1,9})"),
-        re.compile(r"goroutine \d+ \["),
+        pattern(r"panic: (?P<text>.{1,300})$"),
+        pattern(r"\s+(?P<file>\S{1,300}\.go):(?P<line>\d{1,9})"),
+        pattern(r"goroutine \d+ \["),
     ),
-    _Form(re.compile(r"(?P<text>Error (?:in .{1,200})?:.{0,300})$"), None, re.compile(r"Execution halted$")),  # R
+    _Form(pattern(r"(?P<text>Error (?:in .{1,200})?:.{0,300})$"), None, pattern(r"Execution halted$")),  # R
 )
 _CAUSED = "Caused by: "
-_MAYBE = re.compile(r"panic|Exception in thread|ERROR: |forrtl: |Fortran runtime|: (?:fatal )?error: |^Error ")
+_MAYBE = pattern(r"panic|Exception in thread|ERROR: |forrtl: |Fortran runtime|: (?:fatal )?error: |^Error ")
 
 
 def foreign_reason(lines: Sequence[str]) -> Foreign | None:

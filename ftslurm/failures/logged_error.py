@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from ftslurm.failures.exception_line import HEADER, LINE_LIMIT
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.traceback_text import tracebacks
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 
-RANK_PREFIX = re.compile(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")
+RANK_PREFIX = pattern(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")
 """What torch's hook, torchrun or srun put before a rank's line."""
-_LEVEL = re.compile(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
-_KEYS = re.compile(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
-_PAIR = re.compile(r"\b(\w{1,40})=(\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
+_LEVEL = pattern(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
+_KEYS = pattern(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
+_PAIR = pattern(r"\b(\w{1,40})=(\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
 _ERROR_KEYS = ("err", "error", "exc", "exception")
-GLOG = re.compile(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
-BY_SHELL = re.compile(
+GLOG = pattern(r"\[?[EF]\d{4} [\d:.]{8,20} +(?:\d+ )?(?P<place>\S{1,200}:\d+)\] ?(?P<text>.*)")
+BY_SHELL = pattern(
     r"[\w./-]{1,200}: (?:line )?\d{1,6}: \S.{0,300}(?:unbound variable|parameter not set|not found|bad substitution"
     r"|No such file or directory|Permission denied|[Ss]yntax error.{0,200}|Exec format error)"
     r"|Key '.{1,200}' is not in struct"
 )
 """What bash and dash print of a script's own error; of Hydra."""
-_PLAIN = re.compile(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
-_NAMED = re.compile(
+_PLAIN = pattern(r"(?:[\w./-]{1,80}: )?(?:[Ff]atal )?[Ee]rror: (?P<text>\S.*)")
+_NAMED = pattern(
     r"(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S|(?:[a-z_]\w{1,60}\.){2,6}[A-Z]\w{2,60}: \S"
 )
-_PLACE = re.compile(
+_PLACE = pattern(
     r"^(?:(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})? )?(?:\[[\w./-]{1,80}:\d{1,6}\] )?"
     r"(?:[\w.-]{1,80}:\w{1,80}:\d{1,6} - |[\w./-]{1,80}\.py:\d{1,6} (?:-- )?|(?a:[\w.]{1,80}):(?!\d) ?(?=\S)"
     r"|rank[= ]\d+\]?:? |on proc \d+: )?"
 )
-_LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.*)")
+_LMOD = pattern(r"Lmod has detected the following error: +(?P<text>\S.*)")
 
 
 def logged_error(line: str) -> str | None:

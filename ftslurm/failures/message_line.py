@@ -6,56 +6,33 @@ import re
 from collections.abc import Sequence
 
 from ftslurm.failures.own_code import is_library
+from ftslurm.failures.runtime_reason import runtime_reason
 from ftslurm.failures.state_dict import state_dict_line
+from ftslurm.pattern import pattern
 from ftslurm.records.error import Frame
 from ftslurm.text import cut_middle, ranges
 
 LIMIT = 1000  # characters
-_NCCL = re.compile(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
-_LAST_ERROR = re.compile(r"Last error: *\n?(?P<text>(?:(?!terminate called)[^\n]*\S[^\n]*\n?){1,4})")
-_OF_QUEUE_PAIR = re.compile(
+_NCCL = pattern(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
+_LAST_ERROR = pattern(r"Last error: *\n?(?P<text>(?:(?!terminate called)[^\n]*\S[^\n]*\n?){1,4})")
+_OF_QUEUE_PAIR = pattern(
     r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?"
     r"| opcode=\d+ len=\d+| localGid \S{1,60} remoteGids ?\S{1,60}"
 )
-_VERB = re.compile(
+_VERB = pattern(
     r"Call to (?P<call>ibv_\w{1,40}) failed with (?:error )?(?P<why>[^,]{1,80}), on (?P<device>dev \S{1,40}?)"
     r"(?:, remote GID (?P<peer>\S{1,60}))?(?=$|[;\s])"
 )
-_SYMBOL = re.compile(r"(?<=undefined symbol: )(_Z\w{16})\w{16,}")  # mangled
+_SYMBOL = pattern(r"(?<=undefined symbol: )(_Z\w{16})\w{16,}")  # mangled
 # Of CANN, Ascend's runtime: what the device states, or a code, the time and the reason.
-_CANN = re.compile(
+_CANN = pattern(
     r"\berrorStr: (?P<why>[^\n.]{4,200})"
     r"|\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>(?!Inner Error)[^\n]{1,400})"
 )
-_OF_CANN = re.compile(r"\w+:\S{1,300}:\d+ (?P<what>(?:HCCL|NPU|OPS) (?:function )?error)(?:: (?P<call>\w+)\(.*)?")
-_GAUDI = re.compile(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
-# Of inductor's compiler of C++.
-_BUILT = re.compile(
-    r"(?m)^(?:\S{0,300}/)?(?P<text>[^\s/]{1,100}: (?:.{0,60}error: |cannot find |undefined reference).{1,200})$"
-)
-_EXPLANATION = re.compile(r"(?P<what>[^\n]{1,200})\n {2}Explanation: (?P<text>[^\n]{1,300})")  # of torch's compiler
-# Of Ray.
-_ACTOR = re.compile(r"(?P<text>The actor is dead because [^.\n]{1,200}\.(?: Worker exit type: (?P<type>\w+))?)")
-_NAMED = re.compile(r"^\s+(pid|name|ip): (\S{1,200})$", re.MULTILINE)
-_RAY_MEMORY = re.compile(
-    r"Memory on the node \(IP: (?P<ip>[^,)\s]{1,60}).{0,300}?\bpid=(?P<pid>\d+)[^)]{0,80}?\) was running was"
-    r" (?P<use>[\d.]+ ?GB / [\d.]+ ?GB)"
-)
-# Of torch with TORCH_DISTRIBUTED_DEBUG=DETAIL: the second one may be cut off.
-_FINGERPRINT = (
-    r"Rank (?P<rank{0}>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<number{0}>\d+),? ?)?"
-    r"OpType=(?P<name{0}>\w+)(?:, TensorShape=(?P<shape{0}>\[[^\]]{{0,60}}\]))?"
-)
+_OF_CANN = pattern(r"\w+:\S{1,300}:\d+ (?P<what>(?:HCCL|NPU|OPS) (?:function )?error)(?:: (?P<call>\w+)\(.*)?")
 # Of HDF5, behind what was tried.
-_HDF5 = re.compile(r"name = '(?P<name>[^']{1,400})', errno = \d+, error message = '(?P<why>[^']{1,200})'[^)\n]{0,80}")
-# Of torch before 2.4: a line for each family of addresses.
-_BOUND = re.compile(r"The server socket has failed to bind to \S{1,60}?:(?P<port>\d{1,5}) \(errno: 98\b")
-_MISMATCH = re.compile(
-    rf"Detected mismatch between collectives on ranks?\. {_FINGERPRINT.format(1)}"
-    rf"(?:.{{0,2000}}?, but {_FINGERPRINT.format(2)})?",
-    re.DOTALL,
-)
-_BOILERPLATE = re.compile(
+_HDF5 = pattern(r"name = '(?P<name>[^']{1,400})', errno = \d+, error message = '(?P<why>[^']{1,200})'[^)\n]{0,80}")
+_BOILERPLATE = pattern(
     r"\AFailed to import \S{1,200} because of the following error \(look up to see its traceback\):\s+(?=\S)"
     r"| This is typically caused by a remote worker crashing\..{0,200}\Z"
     r"| This is an internal miniz error\.(?: This error can happen if .{0,400}\Z)?"
@@ -65,41 +42,41 @@ _BOILERPLATE = re.compile(
     r"|, is at version \d+; expected version \d+ instead"
     r"| It is possible that dataloader's workers are out of shared memory\. Please try to raise .{0,40} limit\."
 )
-_NATIVE = re.compile(r"\[enforce fail at [^\]\n]{1,300}\] (?:\. )?(?:[^.\n]{1,40}\. (?=\S))?")
-_CALLING = re.compile(r"(?<=\w) when calling `[^\n]{1,2000}\Z")  # of cuBLAS: the whole call
+_NATIVE = pattern(r"\[enforce fail at [^\]\n]{1,300}\] (?:\. )?(?:[^.\n]{1,40}\. (?=\S))?")
+_CALLING = pattern(r"(?<=\w) when calling `[^\n]{1,2000}\Z")  # of cuBLAS: the whole call
 # Of subprocess.CalledProcessError.
-_CHILD = re.compile(
+_CHILD = pattern(
     r"Command '?(?P<command>.*?)'? (?:returned non-zero exit status (?P<status>-?\d+)|"
     r"died with (?:<Signals\.)?(?P<signal>SIG\w+|unknown signal -?\d+).{0,10}?)\.?",
     re.DOTALL,
 )
 # Of DDP which parameters, of torch.load which class, behind lines of general advice.
-_NAMES = re.compile(
+_NAMES = pattern(
     r"Parameter indices which did not receive grad for rank \d+: [\d ]+|Parameter at index .{1,300}? twice"
     r"|GLOBAL \S{1,200} was not an allowed global"
 )
 # Of torch's ChildFailedError.
-_LAUNCHER = re.compile(r"\A(?P<type>\w*:? ?)\s*={20,}\n(?P<what>[^\n]{1,300}) FAILED\n-{20,}\n")
-_ROOT = re.compile(r"Root Cause [^\0]{0,400}?\brank *: (?P<rank>\d+)[^\0]{0,200}?\bexitcode *: (?P<code>-?\d+)")
+_LAUNCHER = pattern(r"\A(?P<type>\w*:? ?)\s*={20,}\n(?P<what>[^\n]{1,300}) FAILED\n-{20,}\n")
+_ROOT = pattern(r"Root Cause [^\0]{0,400}?\brank *: (?P<rank>\d+)[^\0]{0,200}?\bexitcode *: (?P<code>-?\d+)")
 # Of CUDA: what was wanted and what was free, before the advice; shorter, as a headline would lose the size.
-_GPU_MEMORY = re.compile(
+_GPU_MEMORY = pattern(
     r"(?P<wanted>CUDA out of memory\. Tried to allocate [\d.]+ \w+)\.?(?: GPU (?P<gpu>\d+) has a total capac\w+ of"
     r" (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
     r"| \(GPU (?P<old>\d+); (?P<all>[\d.]+ \w+) total capac\w+;.{0,120}? (?P<left>[\d.]+ \w+) free)?"
 )
 _COMMAND_LIMIT, _REFUSAL_LIMIT, _FIELDS = 60, 300, 6
-_VALIDATION = re.compile(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MULTILINE)
-_EXPECTED = re.compile(r"^Input should be a (?=valid )")
+_VALIDATION = pattern(r"\d{1,4} validation errors? for [^\n]{1,200}$", re.MULTILINE)
+_EXPECTED = pattern(r"^Input should be a (?=valid )")
 # Without a field's name: of the whole model.
-_FIELD = re.compile(r"^(?:(\S[^\n]{0,200})\n)? {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
-_BY_VALIDATOR = re.compile(r"(?:Value error|Assertion failed), ")
+_FIELD = pattern(r"^(?:(\S[^\n]{0,200})\n)? {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
+_BY_VALIDATOR = pattern(r"(?:Value error|Assertion failed), ")
 # Advice in parentheses at the end.
-_ASIDE = re.compile(r" +\((?i:set|see|use|try|run|pass|you can) [^()\n]{1,200}\)\Z")
+_ASIDE = pattern(r" +\((?i:set|see|use|try|run|pass|you can) [^()\n]{1,200}\)\Z")
 # Where to read more is no reason.
-_SEE_ALSO = re.compile(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
-_HINT = re.compile(r"(?<=.{40})\. (?:Hint|HINT|Note|NOTE): .*", re.DOTALL)
+_SEE_ALSO = pattern(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
+_HINT = pattern(r"(?<=.{40})\. (?:Hint|HINT|Note|NOTE): .*", re.DOTALL)
 _SHORT, _LEAST, _END_LIMIT = 100, 40, 200
-_ADVICE = re.compile(
+_ADVICE = pattern(
     r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
     r"|might|should)"
     r"|Use|Note|Make sure|If you|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
@@ -110,19 +87,19 @@ _ADVICE = re.compile(
     r"|[^.]{0,80}\b(?:can|could|may|might|should) be (?:set|used|changed|passed|fixed|avoided|enabled|disabled)\b"
 )
 _INTRODUCES = (":", "(", "[", "{")
-_POSITION = re.compile(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
+_POSITION = pattern(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
 _FEW, _SOURCE_INDENT = 3, 8
-_DETAIL = re.compile(r"\s+\w[\w ]{0,30}: \S")
-_NO_TEXT = re.compile(r"Trace[bB]ack \(most recent|File \"|Exception raised from|frame #\d|Last error")
-_NOTE = re.compile(
+_DETAIL = pattern(r"\s+\w[\w ]{0,30}: \S")
+_NO_TEXT = pattern(r"Trace[bB]ack \(most recent|File \"|Exception raised from|frame #\d|Last error")
+_NOTE = pattern(
     r"For further information|For debugging consider|CUDA kernel errors might|Compile with `TORCH|Search for `cuda"
     r"|Set TORCH|You can suppress|Device-side assert|\^+$"
 )
 
 
 # Of JAX and TensorFlow, a line for each task.
-_TASKS, _TASK = re.compile(r"(?:/job:\S{1,80}/task:\d{1,6}\s{0,4}){2,}"), re.compile(r"task:(\d+)")
+_TASKS, _TASK = pattern(r"(?:/job:\S{1,80}/task:\d{1,6}\s{0,4}){2,}"), pattern(r"task:(\d+)")
 
 
 def message_line(message: str) -> str:
@@ -144,7 +121,7 @@ def message_line(message: str) -> str:
             memory[new] or memory[old] for new, old in (("gpu", "old"), ("total", "all"), ("free", "left"))
         )
         return memory["wanted"] + (f" ({free} of {total} free on GPU {gpu})" if gpu else "")
-    if within := _within(text) or _validation_line(text):
+    if within := runtime_reason(text) or _validation_line(text):
         return within
     keys = state_dict_line(text)
     if keys:
@@ -248,49 +225,6 @@ def _without_advice(text: str) -> str:
     return text
 
 
-def _within(text: str) -> str:
-    """Return the reason from the middle of a long message of a runtime; empty: it is none of these."""
-    bound = _BOUND.search(text)
-    if bound is not None:
-        return f"port {bound['port']} is in use (EADDRINUSE)"
-    gaudi = _GAUDI.search(text)
-    built = _BUILT.search(text) if "\nOutput:\n" in text else None
-    traced = _EXPLANATION.match(text)
-    if traced is not None:
-        return f"{traced['what']}: {traced['text']}"
-    if actor := _ACTOR.search(text):
-        return _of_actor(text, actor)
-    if memory := _RAY_MEMORY.search(text):
-        return f"Ray killed pid {memory['pid']} on {memory['ip']}: its node ran low on memory ({memory['use']})"
-    found = gaudi or built
-    return found["text"] if found is not None else _mismatch(text)
-
-
-def _of_actor(text: str, actor: re.Match[str]) -> str:
-    """Return which actor of Ray died, and how: ``Worker_0:1 (pid 77 on 10.0.0.5) died: SYSTEM_ERROR``."""
-    named = dict(_NAMED.findall(text[: actor.start()]))
-    if "pid" not in named:
-        return actor["text"]
-    where = f" on {named['ip']}" if "ip" in named else ""
-    how = f": {actor['type']}" if actor["type"] else ""
-    how = " with its node" if "its node has died" in actor["text"] else how
-    return f"{named.get('name', 'an actor')} (pid {named['pid']}{where}) died{how}"
-
-
-def _mismatch(text: str) -> str:
-    """Return what each of two ranks called, of the message on collectives that do not match; empty: it is none."""
-    found = _MISMATCH.search(text)
-    if found is None:
-        return ""
-    calls: list[str] = []
-    for i in (1, 2):
-        if found[f"rank{i}"]:
-            number, shape = found[f"number{i}"], found[f"shape{i}"]
-            call = f"{found[f'name{i}']}{f' #{number}' if number else ''}{f' {shape}' if shape else ''}"
-            calls.append(f"rank {found[f'rank{i}']} calls {call}")
-    return ", but ".join(calls)
-
-
 def _launcher_line(text: str) -> str:
     """Return the line for a table of torch's launcher, which begins with a rule; empty: it is none."""
     table, root = _LAUNCHER.match(text), _ROOT.search(text)
@@ -310,7 +244,7 @@ def whole_line(message: str) -> str:
     Parsers and validators put the subject first, and what is wrong with it below.
     """
     message = _without_indent(message)
-    single = _launcher_line(message.strip()) or _within(message) or _NAMES.search(message)
+    single = _launcher_line(message.strip()) or runtime_reason(message) or _NAMES.search(message)
     if "\n" not in message or len(message) > _WHOLE_LIMIT or single:
         return ""
     if fields := _validation_line(message.strip()):
@@ -365,8 +299,8 @@ def source_line(frames: Sequence[Frame]) -> str:
     return (chosen.source or "").strip()
 
 
-_CHOICES = re.compile(r" \(choose from .{80,}\)$")
-_REFUSAL = re.compile(r"(?:\A|: )[Ee]rror: (\S.*)")
+_CHOICES = pattern(r" \(choose from .{80,}\)$")
+_REFUSAL = pattern(r"(?:\A|: )[Ee]rror: (\S.*)")
 
 
 def refusal(stderr: str) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 
+from ftslurm.pattern import pattern
+
 LIMIT = 64 * 1024  # characters of an output's end that are read
 WARNINGS = 20
-_WARN = re.compile(r"\bNCCL WARN ([^\n\r]{1,600})")
-_STUCK = re.compile(r"watchdog got stuck for|Heartbeat monitor timed out")
-_COLLECTIVE = re.compile(r"[Ww]atchdog caught collective operation timeout")
+_WARN = pattern(r"\bNCCL WARN ([^\n\r]{1,600})")
+_STUCK = pattern(r"watchdog got stuck for|Heartbeat monitor timed out")
+_COLLECTIVE = pattern(r"[Ww]atchdog caught collective operation timeout")
 
 
 def warnings(*texts: str) -> tuple[str, ...]:
@@ -27,14 +29,14 @@ def is_stuck(text: str) -> bool:
 
 
 _LATE = (
-    re.compile(r"[Rr]anks? ([\d][\d, ]{0,2000}) failed to pass monitoredBarrier"),
-    re.compile(r"reached monitoredBarrier, but received errors while waiting for send/recv from rank (\d+)"),
-    re.compile(r"retrieving ncclUniqueId from \[(\d+)\]"),
-    re.compile(r"[Mm]issing ranks?:? \[?([\d][\d, ]{0,2000})"),
+    pattern(r"[Rr]anks? ([\d][\d, ]{0,2000}) failed to pass monitoredBarrier"),
+    pattern(r"reached monitoredBarrier, but received errors while waiting for send/recv from rank (\d+)"),
+    pattern(r"retrieving ncclUniqueId from \[(\d+)\]"),
+    pattern(r"[Mm]issing ranks?:? \[?([\d][\d, ]{0,2000})"),
 )
 
 
 def late_ranks(message: str) -> tuple[int, ...]:
     """Return the ranks that torch names as missing: by a monitored barrier, or in the set-up of NCCL."""
-    found = next((match for match in (pattern.search(message) for pattern in _LATE) if match), None)
+    found = next((match for match in (form.search(message) for form in _LATE) if match), None)
     return tuple(int(number) for number in re.findall(r"\d+", found[1])) if found else ()

@@ -6,23 +6,23 @@ OpType=ALLREDUCE, NumelIn=4096, NumelOut=4096, Timeout(ms)=600000) ran for 60005
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.pattern import pattern
 from ftslurm.text import duration, plural, ranges
 
 LIMIT = 64 * 1024  # characters of an output's end that are read
 _CAUGHT = "atchdog caught collective operation timeout"
-_TIMEOUT = re.compile(
+_TIMEOUT = pattern(
     rf"(?P<before>[^\n]{{0,300}}?){_CAUGHT}(?:: WorkNCCL\((?P<work>[^\n]{{1,300}}?)\)"
     r" ran for (?P<ran>\d{1,12}) milliseconds)?"
 )
-_FIELD = re.compile(r"(SeqNum|OpType|NumelIn|NumelOut)=(\w+)")
-_LABEL = re.compile(r"\A\s*\[rank(\d{1,6})\]:")
+_FIELD = pattern(r"(SeqNum|OpType|NumelIn|NumelOut)=(\w+)")
+_LABEL = pattern(r"\A\s*\[rank(\d{1,6})\]:")
 # The number in a group that is not the default one is not the rank's.
-_RANK = re.compile(r"\[(?:PG [^\]]{0,40}\(default_pg\) |PG ID 0 PG GUID 0[^\]]{0,20} )?Rank (\d{1,6})\]")
-_OTHER_GROUP = re.compile(r"\[PG (?:ID )?[1-9]")
+_RANK = pattern(r"\[(?:PG [^\]]{0,40}\(default_pg\) |PG ID 0 PG GUID 0[^\]]{0,20} )?Rank (\d{1,6})\]")
+_OTHER_GROUP = pattern(r"\[PG (?:ID )?[1-9]")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from ftslurm.pattern import pattern
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
     from ftslurm.records.error import Frame
 
-_LIBRARY = re.compile(
+_LIBRARY = pattern(
     r"/(site|dist)-packages/|/lib(64)?/python3|\.zip/|^<frozen|/ftslurm/(worker|boot/)"
     # A traceback in which the directories were left out, and one of Windows.
     r"|\.p(?:yx|xi|xd)$|^torch/|[\\/]([Ss]ite|dist)-packages[\\/]|\\lib\\\w+\.py$"
 )
 
-_SCRIPT = re.compile(r"[/\\](?:bin|Scripts)[/\\][^/\\.]{1,60}(?:\.exe[/\\]__main__\.py)?$")
+_SCRIPT = pattern(r"[/\\](?:bin|Scripts)[/\\][^/\\.]{1,60}(?:\.exe[/\\]__main__\.py)?$")
 _SCRIPT_LINES = 40
-_PACKAGE = re.compile(r"[/\\](?:[Ss]ite|dist)-packages[/\\](\w+)[/\\]")
+_PACKAGE = pattern(r"[/\\](?:[Ss]ite|dist)-packages[/\\](\w+)[/\\]")
 _FRONT_ENDS = frozenset(
     (
         "torch",

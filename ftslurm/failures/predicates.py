@@ -14,6 +14,7 @@ from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.nccl import is_stuck
 from ftslurm.failures.own_code import is_library
 from ftslurm.failures.reason import PARSERS, links
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 
 Match = Callable[[Evidence], bool]
@@ -35,7 +36,7 @@ _OF_COMPILERS_ONLY = (
 )
 CHILD_LOST = r"terminated abruptly|abruptly died|[Ww]orker (?:process )?died|workers? (?:is|are) no longer alive"
 """In the message of a pool of processes of which one was killed."""
-_CHILD_KILLED = re.compile(rf"killed by signal: Killed|exited unexpectedly|SIGKILL|{CHILD_LOST}")
+_CHILD_KILLED = pattern(rf"killed by signal: Killed|exited unexpectedly|SIGKILL|{CHILD_LOST}")
 
 
 def lost_child(raised: ExceptionRecord) -> bool:
@@ -56,8 +57,8 @@ def exception(*types: str, text: str = "") -> Match:
 
 def os_error(*numbers: int) -> Match:
     """Match an error of the operating system by the number at the start of Python's message: ``[Errno 28]``."""
-    pattern = rf"\A\[Errno ({'|'.join(map(str, numbers))})\]"
-    return lambda e: e.exception is not None and re.search(pattern, e.message) is not None
+    numbered = pattern(rf"\A\[Errno ({'|'.join(map(str, numbers))})\]")
+    return lambda e: e.exception is not None and numbered.search(e.message) is not None
 
 
 def not_quoted(match: Match, text: str) -> Match:
@@ -167,11 +168,11 @@ def nccl_stuck(e: Evidence) -> bool:
 
 def at_end(text: str) -> Match:
     """Match an end without an exception by a line's beginning in the last lines of stderr."""
-    pattern = rf"(?m)^(?:\[rank\d+\]: ?| *\d+: )?(?:{text})"
+    labelled = pattern(rf"(?m)^(?:\[rank\d+\]: ?| *\d+: )?(?:{text})")
 
     def matches(e: Evidence) -> bool:
         silent = e.exception in (None, "SystemExit") and e.kind in ("exit", "signal", "exception")
-        return silent and re.search(pattern, e.tail[-_END:]) is not None
+        return silent and labelled.search(e.tail[-_END:]) is not None
 
     return matches
 
@@ -229,12 +230,12 @@ def main_run_again(e: Evidence) -> bool:
 
 def xid(*numbers: int) -> Match:
     """Match an error of CUDA beside which the kernel reported one of these Xids of a GPU."""
-    pattern = rf"NVRM: Xid \([^)]{{1,60}}\): ({'|'.join(map(str, numbers))})\b"
+    line = pattern(rf"NVRM: Xid \([^)]{{1,60}}\): ({'|'.join(map(str, numbers))})\b")
     by_cuda = cuda(r"(CUDA|cuBLAS|CUBLAS|cuDNN|NVML) ?\w* ?error|Cuda failure|CUDNN_STATUS|CUBLAS_STATUS")
 
     def matches(e: Evidence) -> bool:
-        stated = e.exception == "RuntimeError" and re.match(pattern, e.message) is not None
-        return stated or (by_cuda(e) and any(re.search(pattern, note) for note in e.notes))
+        stated = e.exception == "RuntimeError" and line.match(e.message) is not None
+        return stated or (by_cuda(e) and any(line.search(note) for note in e.notes))
 
     return matches
 
@@ -244,7 +245,7 @@ def not_importable(e: Evidence) -> bool:
     return e.exception in ("ImportError", "ModuleNotFoundError") or (e.module, e.exception) == ("runpy", "_Error")
 
 
-_REFUSED = re.compile(r"[\w./-]{1,200}: error: |(?:ERROR|Error): ")
+_REFUSED = pattern(r"[\w./-]{1,200}: error: |(?:ERROR|Error): ")
 
 
 def wrong_usage(e: Evidence) -> bool:
@@ -317,8 +318,8 @@ def damaged(e: Evidence) -> bool:
 
 def with_path(*numbers: int) -> Match:
     """Match an error of the operating system that names a file: of a socket, the same number means something else."""
-    pattern = rf"\A\[Errno ({'|'.join(map(str, numbers))})\][^'\"]*: ['\"]"
-    return lambda e: e.exception is not None and re.search(pattern, e.message) is not None
+    named = pattern(rf"\A\[Errno ({'|'.join(map(str, numbers))})\][^'\"]*: ['\"]")
+    return lambda e: e.exception is not None and named.search(e.message) is not None
 
 
 _CORRUPTED = (

@@ -8,34 +8,34 @@ the judged exception here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.own_code import is_library
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 
 EXIT = "SystemExit"
 CUT = "the log ends before its type and text"
 """The message of an exception whose traceback is cut off."""
-PARSERS = re.compile(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
+PARSERS = pattern(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
 """Modules that end a program by exit code 2 because they reject its command line."""
 _STEPS = 16  # exits, processes and cleanups that are passed
 _AGAIN_LIMIT = 200  # characters
-_CLEANUP = re.compile(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
+_CLEANUP = pattern(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
 """Functions that a ``finally`` or a handler calls to clean up."""
-_CODE = re.compile(r"-?\d*")
-_REFERS = re.compile(r"(?i)\bsee (?:the )?(?:inner|above|previous|original|causing) (?:exception|error)")
-_CAUGHT = re.compile(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
+_CODE = pattern(r"-?\d*")
+_REFERS = pattern(r"(?i)\bsee (?:the )?(?:inner|above|previous|original|causing) (?:exception|error)")
+_CAUGHT = pattern(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
 """Of torch's ExceptionWrapper: it repeats the type, and adds the place of the other process or thread."""
 ON_RANKS = "on rank"
 """How a failure begins to name the ranks where it happened, for use in `raised_again`."""
-_COLLECTED = re.compile(r"CheckpointException: CheckpointException ranks:dict_keys\(\[(\d{1,6}(?:, \d{1,6})*)\]\)")
-_SPAWNED = re.compile(r"ProcessRaisedException: Process (\d+) terminated with the following error$")
+_COLLECTED = pattern(r"CheckpointException: CheckpointException ranks:dict_keys\(\[(\d{1,6}(?:, \d{1,6})*)\]\)")
+_SPAWNED = pattern(r"ProcessRaisedException: Process (\d+) terminated with the following error$")
 _USER_CODE = "\nfrom user code:"
-_RUNTIME_WORDS = re.compile(
+_RUNTIME_WORDS = pattern(
     r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::|The (client|server) socket has"
 )
 

@@ -7,12 +7,12 @@ signature of the rest, so that the report reads one record per signature (pure).
 from __future__ import annotations
 
 import json
-import re
 
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import by_distributed, judged
 from ftslurm.failures.signature import digest
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, HostResources
 from ftslurm.records.round import RecordSummary
 from ftslurm.text import cut_middle
@@ -26,7 +26,7 @@ EQUAL, SIMILAR = "=", "~"
 """First character of a signature: the records are equal, if SIMILAR except for `VARIES` in their messages."""
 
 # Begins with digits or a letter: a pattern that may begin with a bracket or a boundary takes twice as long.
-VARIES = re.compile(
+VARIES = pattern(
     r"\d+(?:(?:\.\d{1,3}){3}\b\]?(?::\d{1,5}\b)?| (?:ms|milliseconds)\b)|[Rr]ank:? ?\d+\b",
 )
 """The differences between messages of ranks whose connections to the same rank broke: addresses, times and ranks."""

@@ -7,10 +7,9 @@ there: a test compares both for each row's examples.
 
 from __future__ import annotations
 
-import re
-
 from ftslurm.failures.reason import EXIT, judged, links, refuses_arguments
 from ftslurm.failures.signature import signature
+from ftslurm.pattern import pattern
 from ftslurm.records.error import HOST, ErrorRecord, ExceptionRecord
 
 TYPE_CHECKING = False
@@ -31,30 +30,30 @@ _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT = ("ImportError", "ModuleNotFoundError")
 _RUNPY = ("runpy", "_Error")
 """The exception of ``python -m`` for a module that does not exist or cannot be run."""
-_NAMED = re.compile(
+_NAMED = pattern(
     r"(?i)(?<!dataloader )\b(?:rank|worker|peer)s?\b[ :=#]{0,3}[\[({]?(?P<first>\d{1,6})\b"
     r"(?P<more>(?:(?:, ?| and )\d{1,6}\b)*)"
 )
-_NUMBER = re.compile(r"\d+")
+_NUMBER = pattern(r"\d+")
 _MESSAGE_LIMIT = 4096
 _FROM_OUTSIDE = ("KeyboardInterrupt",)
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
-_HARDWARE = re.compile(
+_HARDWARE = pattern(
     r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|GPU access blocked|hardware stack error"
     r"|Invalid access of peer GPU memory over nvlink|[Cc]ontained (memory|ECC) error|CUDA_ERROR_CONTAINED"
     r"|CUDA-capable devices are busy or unavailable|unspecified launch failure|[Uu]ncorrectable memory error"
 )
-_NODE_ERRNOS = re.compile(r"\A\[Errno (5|28|30|107|108|112|113|116|121)\]")
+_NODE_ERRNOS = pattern(r"\A\[Errno (5|28|30|107|108|112|113|116|121)\]")
 """EIO, ENOSPC, EROFS, ENOTCONN, ESTALE and similar: errors of devices and mounts."""
-_GPU = re.compile(r"\bCUDA\b|\bcuda(Error|\w*:)|\bCUDNN_|\bcuBLAS|CUBLAS_|\bHIP (error|runtime)")
-_NODES = re.compile(
+_GPU = pattern(r"\bCUDA\b|\bcuda(Error|\w*:)|\bCUDNN_|\bcuBLAS|CUBLAS_|\bHIP (error|runtime)")
+_NODES = pattern(
     r"NET/IB ?: ?Got|IBV_WC_|ibv_\w+ failed|HSA_STATUS_ERROR|silent data corruption"
     r"|(hash|checksum|fingerprint)\w*[ -].{0,60}(mis-?match|not match|differ).{0,60}\b(replica|DP ranks"
     r"|data[- ]parallel)"
     r"|(weight|param(eter)?|replica)\w*[ -](hash|checksum)\w* (mis-?match|differ)"
 )
 """A fabric's, an accelerator's or a host's own error in a message."""
-_OWN = re.compile(
+_OWN = pattern(
     r"out of memory|device-side assert|no kernel image|invalid (configuration|argument|value|device function)"
 )
 _NODE_SIGNALS = ("SIGBUS", "SIGILL", "SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")
@@ -65,13 +64,11 @@ OTHER_FAILED = (
     r"|Collective ops is aborted by: )"
 )
 """In the message of a rank that only reports another one's failure."""
-_PEERS = re.compile(
-    rf"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b|{WAIT_TIMED_OUT}|{OTHER_FAILED}"
-)
-_COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py")
+_PEERS = pattern(rf"/torch/distributed/|gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL\b|{WAIT_TIMED_OUT}|{OTHER_FAILED}")
+_COLLECTIVES = pattern(r"/torch/distributed/distributed_c10d\.py")
 _OF_PEERS = ("PeerLostError", "PeerTokenError")
 """What the peer heartbeat raises."""
-_UNREACHABLE = re.compile(r"Connect(ion)?\w*Error|BrokenPipe|Timeout|MaxRetry|URLError|gaierror|NameResolution")
+_UNREACHABLE = pattern(r"Connect(ion)?\w*Error|BrokenPipe|Timeout|MaxRetry|URLError|gaierror|NameResolution")
 """Types of exceptions for a missing answer from outside the program: it may answer next time."""
 
 

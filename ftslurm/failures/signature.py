@@ -8,11 +8,11 @@ such a failure equals no other one.
 from __future__ import annotations
 
 import os
-import re
 import stat
 
 from ftslurm.failures.reason import is_bare_exit, judged, links
 from ftslurm.failures.record import crash_place
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ErrorRecord, ExceptionRecord
 
 OUTPUT_LIMIT = 16 * 1024
@@ -22,9 +22,9 @@ LINES = 20
 
 _PRIME, _OFFSET = 0x100000001B3, 0xCBF29CE484222325
 _MASK = (1 << 64) - 1
-_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{6,}\b|\btmp[a-z0-9_]{8}\b|\d+")
-_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_PEERS = re.compile(
+_VARIABLE = pattern(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{6,}\b|\btmp[a-z0-9_]{8}\b|\d+")
+_COLOUR = pattern(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_PEERS = pattern(
     r"(\[rank\d+\]: ?)?"
     r"([\w.]*\.Dist\w*(Error|Exception)\b|[\w.]*(Error|Exception): .*(gloo[/:]|TCPStore|c10d::|\bNCCL\b))"
 )

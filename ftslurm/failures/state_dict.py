@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
-_HEAD = re.compile(r"\AError\(s\) in loading state_dict for [\w.]+: *\n")
-_KEYS = re.compile(r"^\s*(Missing|Unexpected) key\(s\) in state_dict: (.*)$", re.MULTILINE)
-_NAME = re.compile(r'"([^"]*)"')
-_SIZE = re.compile(
+from ftslurm.pattern import pattern
+
+_HEAD = pattern(r"\AError\(s\) in loading state_dict for [\w.]+: *\n")
+_KEYS = pattern(r"^\s*(Missing|Unexpected) key\(s\) in state_dict: (.*)$", re.MULTILINE)
+_NAME = pattern(r'"([^"]*)"')
+_SIZE = pattern(
     r"size mismatch for (?P<key>[^\s:]+)(?:: copying a param with shape (?:torch\.Size\()?(?P<saved>\[[\d, ]*\])\)?"
     r" from checkpoint, the shape in current model is (?:torch\.Size\()?(?P<model>\[[\d, ]*\]))?"
 )

@@ -6,9 +6,8 @@ that a program survives it is possible, so that it counts only where nothing bet
 
 from __future__ import annotations
 
-import re
-
 from ftslurm.dataclasses import dataclass
+from ftslurm.pattern import pattern
 
 LIMIT = 4000
 TEXT_LIMIT = 600
@@ -47,8 +46,8 @@ _BENIGN_WARN = (
     r"|.{0,40}NUMA)"
 )
 _ORDERED = tuple(
-    re.compile(pattern)
-    for pattern in (
+    pattern(form)
+    for form in (
         r"(?:.{0,300}\W)?(?P<text>Task was killed due to the node running low on memory.*)",
         r" *(?:Last State: .{0,40})?Reason: +(?P<text>OOMKilled) *",
         r"(?P<text>mpi(?:run|exec) was unable to (?:find|launch|start) .*)",
@@ -116,7 +115,7 @@ _MEANING = {
     "sigkill_handler": "DeepSpeed's launcher killed its processes because one of them had failed",
 }
 # Most lines are none of these: one search for each.
-_MAYBE = re.compile(
+_MAYBE = pattern(
     r"Xid|bus error enc|Assertion `|mismatch betw|receive grad|\[c10d\]|^E[A-Z]\d{4}: |NCCL WARN|HTTP Err|\"message\""
     r"|Error exec|sigkill_h|actor|A worker died|NVRM|Check failed|device=TPU|CommandNotF|Got fatal|Horovod has"
     r"|Primary job|noticed that|==== back|size mismatch|Loss is nan|Child process|worker\.status|ChildFailed"
@@ -132,8 +131,8 @@ def stated_in(line: str) -> Stated | None:
     line = line[:LIMIT]
     if _MAYBE.search(line) is None:
         return None
-    for value, pattern in enumerate(_ORDERED):
-        found = pattern.match(line)
+    for value, form in enumerate(_ORDERED):
+        found = form.match(line)
         if found is not None:
             names = found.groupdict()
             rank = int(names["rank"]) if names.get("rank") else None

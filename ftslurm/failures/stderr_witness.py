@@ -8,7 +8,6 @@ above was survived.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from ftslurm.failures.logged_error import GLOG, RANK_PREFIX, json_exception, log
 from ftslurm.failures.reason import EXIT, by_distributed, is_code, links, reason
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.traceback_text import Traceback, tracebacks
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 
@@ -67,36 +67,36 @@ class Witness:
     rank: int | None = None
 
 
-_CLOSING = re.compile(
+_CLOSING = pattern(
     r"(?i)\b(exit(s|ed|ing)?|quit(ting)?|shut(ting)?|clean(ing|ed|up)?|clos(e|es|ing|ed)|finaliz|terminat|stopp?(ed|ing)?"
     r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
 )
 # Of a logger, below its level ERROR.
-_INFORMS = re.compile(r".{0,60}?\b(?:INFO|DEBUG)\b")
-_SKIPS = re.compile(r"(?i)\b(?:skipping|ignoring|continuing)\b")
-TROUBLE = re.compile(
+_INFORMS = pattern(r".{0,60}?\b(?:INFO|DEBUG)\b")
+_SKIPS = pattern(r"(?i)\b(?:skipping|ignoring|continuing)\b")
+TROUBLE = pattern(
     r"\w(?:Error|Exception)\b|\b(?i:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable"
     r"|invalid|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded)\b"
 )
 """Words by which a line reports that something failed."""
-_COMPILER = re.compile(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
-_CONTINUES = re.compile(r"[^a-z]")  # a message's further lines are sentences, or indented
-_WARNING = re.compile(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
-_CODE_ONLY = re.compile(r"(?i)\b(?:code|status) \(?-?\d+\b")
-_DIGITS = re.compile(r"\d+")
-_RUNTIME = re.compile(
+_COMPILER = pattern(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
+_CONTINUES = pattern(r"[^a-z]")  # a message's further lines are sentences, or indented
+_WARNING = pattern(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
+_CODE_ONLY = pattern(r"(?i)\b(?:code|status) \(?-?\d+\b")
+_DIGITS = pattern(r"\d+")
+_RUNTIME = pattern(
     r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
     r"|corrupted |\*\*\* "
 )
-_TIME_OVER = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$")
-_NATIVE_LINE = re.compile(
+_TIME_OVER = pattern(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!$")
+_NATIVE_LINE = pattern(
     r"\[\S{1,300}\.(?:h|hpp|cc|cpp|cu):\d+\] (?P<text>\S.{0,300})$"
 )  # of torch's C++ code and gloo's
-_FATAL = re.compile(r"Fatal Python error: (.{1,200})$")
-_STACK = re.compile(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
-_TABLE_ROW = re.compile(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
-_TABLE_CODE = re.compile(r"\s+exitcode +: (-?\d{1,5}) ")
-_OF_CHILD = re.compile(r"returned non-zero exit status|died with <Signals|exits with return code")
+_FATAL = pattern(r"Fatal Python error: (.{1,200})$")
+_STACK = pattern(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
+_TABLE_ROW = pattern(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
+_TABLE_CODE = pattern(r"\s+exitcode +: (-?\d{1,5}) ")
+_OF_CHILD = pattern(r"returned non-zero exit status|died with <Signals|exits with return code")
 
 
 def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") -> Witness | None:

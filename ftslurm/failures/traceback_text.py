@@ -22,33 +22,34 @@ from ftslurm.failures.exception_line import (
     typed,
 )
 from ftslurm.failures.exception_message import MESSAGE_LINES, message_below
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord, Frame
 
 FRAMES_LIMIT = 100
 LINKS, MEMBERS = 40, 64
-_FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,300}))?')
-_SYNTAX_PLACE = re.compile(r'(?P<prefix>.{0,80}?) {2}File "(?P<file>[^"\n]{1,4096})", line (?P<line>\d{1,9})$')
+_FRAME = pattern(r'File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,300}))?')
+_SYNTAX_PLACE = pattern(r'(?P<prefix>.{0,80}?) {2}File "(?P<file>[^"\n]{1,4096})", line (?P<line>\d{1,9})$')
 _SYNTAX_LINES = 6
-_WHOLE_FRAME = re.compile(r'(?P<prefix>.{0,80}?) *File "[^"\n]{1,4096}", line \d{1,9}, in(?: |$)')
-_QUALIFIED = re.compile(r"(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{2,60}(?:: |$)")
+_WHOLE_FRAME = pattern(r'(?P<prefix>.{0,80}?) *File "[^"\n]{1,4096}", line \d{1,9}, in(?: |$)')
+_QUALIFIED = pattern(r"(?:[a-z_]\w{0,60}\.){1,6}[A-Z]\w{2,60}(?:: |$)")
 # The boxes of rich, which typer and many trainers print.
-_BOXED_FRAME = re.compile(r"\u2502 (\S[^\u2502\n]{0,400}?):(\d{1,9}) in (\S{1,200})")
-_BOXED_SOURCE = re.compile(r"\u2502 +\u2771 +\d+ +(?:\u2502 *)?([^\u2502\s][^\u2502\n]{0,400})")
+_BOXED_FRAME = pattern(r"\u2502 (\S[^\u2502\n]{0,400}?):(\d{1,9}) in (\S{1,200})")
+_BOXED_SOURCE = pattern(r"\u2502 +\u2771 +\d+ +(?:\u2502 *)?([^\u2502\s][^\u2502\n]{0,400})")
 _BOX = ("\u2502", "\u256d", "\u2570", "\u251c")
 # IPython: "KeyError      Traceback (most recent call last)", "Cell In[3], line 2", "File ~/x.py:7, in f(a)".
-_NOTEBOOK = re.compile(r"(?P<type>[A-Za-z_]\w{2,80}) {2,120}Traceback \(most recent call last\):?")
-_CELL = re.compile(
+_NOTEBOOK = pattern(r"(?P<type>[A-Za-z_]\w{2,80}) {2,120}Traceback \(most recent call last\):?")
+_CELL = pattern(
     r"(?:Cell |Input )In ?\[(?P<cell>\d{1,6})\], (?:line (?P<line>\d{1,9})|in )"
     r"|File (?P<file>\S{1,400}?):(?P<number>\d{1,9}),"
     r" in (?P<function>[\w.<>]{1,120})"
 )
 NOTEBOOK_LINES = 400
-_THREAD = re.compile(
+_THREAD = pattern(
     r"Exception in thread (?P<thread>.{1,200}?):?\s*$|future: <Task finished name='(?P<task>.{1,100}?)' coro="
     r"|^Process (?P<process>\S{1,100}):\s*$"
 )
-_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
-_GROUP = re.compile(r"\(\d+ sub-exceptions?\)")
+_RANK = pattern(r"\[rank(\d{1,6})\]: ?$")
+_GROUP = pattern(r"\(\d+ sub-exceptions?\)")
 _IGNORED = ("Exception ignored ", "--- Logging error ---", "Error in atexit._run_exitfuncs")
 _SKIPPED = 3
 _BEFORE_FRAMES = 5

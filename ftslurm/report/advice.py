@@ -6,19 +6,19 @@ the usual reason that the row advises to look for.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 
 from ftslurm.failures.message_line import message_line, refusal
 from ftslurm.failures.own_code import is_library
 from ftslurm.failures.reason import is_code
+from ftslurm.pattern import pattern
 from ftslurm.report.alike import ALL, EVERY_NODE, Alike
 from ftslurm.report.facts import Attempt, LogTail
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.text import safe, size
 
-_LOADER_CRASH = re.compile(
+_LOADER_CRASH = pattern(
     r"killed by signal: (?!Killed|Bus error)|Unexpected (segmentation fault|floating-point exception|illegal instr)"
 )
 TIMED_OUT = 124
@@ -26,11 +26,11 @@ _NO_STACKS = (
     "Native code crashed, and there are no stacks, unless the script sends faulthandler's to a file: start it with"
     " PYTHONFAULTHANDLER=1, or keep a core."
 )
-_BACKTRACE = re.compile(r"=== backtrace|[Cc]aught signal \d+|Process received signal|Signal: \w+|(?m:^ *#?0:? +0x)")
-_NATIVE_FRAME = re.compile(
+_BACKTRACE = pattern(r"=== backtrace|[Cc]aught signal \d+|Process received signal|Signal: \w+|(?m:^ *#?0:? +0x)")
+_NATIVE_FRAME = pattern(
     r"(?m)^.{0,80}?(?:#?\[? ?\d{1,3}\]? +0x[0-9a-f]{4,16}:? (?:in )?|\[ ?\d+\] [^\s(]{1,300}\()([A-Za-z_]\w*)"
 )
-_OF_HANDLER = re.compile(r"_{0,2}(?:funlockfile|restore_rt|sigaction|libc_|GI_|killpg|raise|abort)|ucs_|mca_base")
+_OF_HANDLER = pattern(r"_{0,2}(?:funlockfile|restore_rt|sigaction|libc_|GI_|killpg|raise|abort)|ucs_|mca_base")
 _RENDEZVOUS = "/torch/distributed/rendezvous.py"
 _CRASHED = ("segfault", "arithmetic-error")
 _OF_SIGNAL = {
@@ -39,14 +39,14 @@ _OF_SIGNAL = {
     "SIGVTALRM": "A timer of its own (setitimer) had no handler.",
     "SIGPROF": "A timer of its own, or a profiler's, had no handler.",
 }
-_HIDING = re.compile(
+_HIDING = pattern(
     r"cannot import name '[^']{1,100}' from (?:partially initialized module )?'(\w+)' .{0,60}\((/[^()\n]{1,400})\)"
 )
 _LARGE = 0.5
 """Part of the host's memory that was available when it refused an allocation: the request was too large by itself."""
-_OWN_MEMORY = re.compile(r"this process has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
+_OWN_MEMORY = pattern(r"this process has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
 # Of torch before 2.1.
-_OLD_MEMORY = re.compile(
+_OLD_MEMORY = pattern(
     r"; ([\d.]{1,12}) ([KMGT]i?B) total capacity; .{0,60}; ([\d.]{1,12}) ([KMGT]?i?B|bytes) free; ([\d.]{1,12})"
     r" ([KMGT]?i?B|bytes) reserved"
 )
@@ -54,10 +54,10 @@ _OF_OTHERS = (
     "Others have most of this GPU's memory: another rank on the same GPU (each needs its own, by LOCAL_RANK), or a"
     " leftover of another job."
 )
-_OTHERS_MEMORY = re.compile(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
-_TORCH_SYMBOL = re.compile(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
-_LOCAL_RANK = re.compile(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
-_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+_OTHERS_MEMORY = pattern(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
+_TORCH_SYMBOL = pattern(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
+_LOCAL_RANK = pattern(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
+_FLAG = pattern(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
 def advice_on(
@@ -195,6 +195,8 @@ def _loader(worker: FailedWorker, stderr: str) -> str | None:
 def _gpu_memory(worker: FailedWorker) -> str | None:
     """Advice on a GPU that others fill: which process, by torch's message."""
     message = worker.exception.message if worker.exception is not None else ""
+    if worker.exception is not None and worker.exception.type in ("ResourceExhaustedError", "XlaRuntimeError"):
+        return "Smaller batch, or rematerialization; see also whether another process is on this GPU."
     if (old := _OLD_MEMORY.search(message)) is not None:
         total, free, reserved = (_bytes(*old.group(i, i + 1)) for i in (1, 3, 5))
         return _OF_OTHERS if total - free - reserved > max(reserved, total / 2) else None

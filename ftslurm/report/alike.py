@@ -6,11 +6,11 @@ it notices one, so that some ranks may not have come to the failure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.reason import EXIT
+from ftslurm.pattern import pattern
 from ftslurm.report.collective_timeouts import BY_WATCHDOG
 from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
@@ -21,8 +21,8 @@ from ftslurm.text import clip, names, ranges, short_host
 ALL, NODES, EVERY_NODE, MOST, KNOWN = "all", "nodes", "every-node", "most", "known"
 RANKS_SHOWN, NODES_NAMED = 24, 2
 UNNAMED_NODES = ("?", UNNAMED)
-_NUMBER = re.compile(r"\d+")
-_END = re.compile(r"^exit code -?\d+: ")
+_NUMBER = pattern(r"\d+")
+_END = pattern(r"^exit code -?\d+: ")
 REASON = 40
 """Characters of a reason by which an output has it."""
 _PASSED_S = 1.0

@@ -7,7 +7,6 @@ be asked, and is known by its stacks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
@@ -18,6 +17,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import CASCADE
 from ftslurm.monitor.stack_classifier import ENDS, WAITS, WORKS
 from ftslurm.monitor.triage import COLLECTIVES, Group, Triage, describe, is_held, with_suspects
+from ftslurm.pattern import pattern
 from ftslurm.records.error import Frame
 from ftslurm.report.facts import RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
@@ -29,8 +29,8 @@ NODES_KEPT, RANKS_KEPT = 8, 2000
 CALLS_WIDTH = 30
 MISMATCH = "collective-mismatch"
 """Cause of ranks that were ended because calls do not match."""
-_RECEIVED = re.compile(r"\b(\d{1,15}) vs (\d{1,15})\. Received data size doesn't match expected size")
-_IN_TORCH = re.compile(r'/torch/distributed/distributed_c10d\.py", line \d+ in (\w+)')
+_RECEIVED = pattern(r"\b(\d{1,15}) vs (\d{1,15})\. Received data size doesn't match expected size")
+_IN_TORCH = pattern(r'/torch/distributed/distributed_c10d\.py", line \d+ in (\w+)')
 _TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 _UNRECORDED = (*_TRANSFERS, "monitored_barrier")
 """Functions of ``torch.distributed`` whose operations gloo does not record."""

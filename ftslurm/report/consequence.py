@@ -8,12 +8,12 @@ judged before.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.nccl import late_ranks
 from ftslurm.failures.own_code import is_library, own_frame
+from ftslurm.pattern import pattern
 from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import NO_END, FailedWorker
 from ftslurm.report.reported_before import stderr_before
@@ -35,13 +35,13 @@ OF_PEERS = (
 """Causes whose exceptions a rank raises in a collective because of the others."""
 FINISHED, ABSENT = "finished", "absent"
 SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
-_OF_PEERS = re.compile(r"Connection (?:closed|reset) by peer|gloo/|ProcessGroup|\bNCCL\b")
+_OF_PEERS = pattern(r"Connection (?:closed|reset) by peer|gloo/|ProcessGroup|\bNCCL\b")
 _OF_MEETING = ("master-name", "master-unreachable", "rendezvous-timeout")
 """Causes that a rank which was not started leaves to the others."""
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
 _SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 """What the program's own connections raise when the process at the other end has gone."""
-_OF_GROUP = re.compile(r"keys: \S*(default_pg/\d+//(cpu|cuda)|store_based_barrier|worker_count)")
+_OF_GROUP = pattern(r"keys: \S*(default_pg/\d+//(cpu|cuda)|store_based_barrier|worker_count)")
 """Keys by which the members of a process group of torch meet."""
 _ENDING_NS = 10 * 10**9
 """Time from the moment at which a rank closes its connections until its process has ended."""

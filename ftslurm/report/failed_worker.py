@@ -13,13 +13,14 @@ from ftslurm.failures.evidence import MEMBER, with_exception
 from ftslurm.failures.nccl import warnings
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.record_summary import SIMILAR
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.facts import Failure, LogTail, RankError, RecordSummary, RoundNode, Worker
 from ftslurm.report.stderr_evidence import OutputEvidence, output_evidence
 
 UNJUDGED = ROWS[-1]
-_TYPED = re.compile(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
-_FRAME = re.compile(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
+_TYPED = pattern(r"([A-Za-z_][\w.]{0,100}): ?(.*)", re.DOTALL)
+_FRAME = pattern(r'^ *File "([^"\n]{1,4096})", line (\d{1,9})(?:,? in (\S{1,200}))?', re.MULTILINE)
 
 NO_END = "how it ended is not in the log"
 """The description of an end of which only the output is known."""
@@ -27,7 +28,7 @@ LIVED_ON_NS = 10**9
 STALE_NS, REPORTED_NS = 2_500_000_000, 50_000_000
 """Time between the last writes to stderr and stdout after which a rank went on in spite of what stderr ends with; the
 same where stdout ends with a failure."""
-_FAILED = re.compile(r"\b(?:FAIL(?:ED|URE)?|ERROR|FATAL|ABORT(?:ED|ING)?)\b")
+_FAILED = pattern(r"\b(?:FAIL(?:ED|URE)?|ERROR|FATAL|ABORT(?:ED|ING)?)\b")
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,12 @@ def _exception(kind: str, error: RankError | None, summary: Failure | None) -> E
 
 STUCK = "nccl-stuck"
 """Cause of an abort by a thread of torch's that found the main thread, or what that calls, stuck."""
-_DUMP = re.compile(r"(?m)^(?:Fatal Python error: .*\n(?:.*\n){0,3})?Current thread 0x\w+")
-_GLUED = re.compile(
+_DUMP = pattern(r"(?m)^(?:Fatal Python error: .*\n(?:.*\n){0,3})?Current thread 0x\w+")
+_GLUED = pattern(
     r"(?<=[^\s\"'`:(])(?=terminate called (?:after throwing|without an active|recursively)"
     r"|(?:Memory access fault|HW Exception) by GPU node)"
 )
-_BAR = re.compile(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
+_BAR = pattern(r"(?m)(^|\r)[^\r\n]{0,80}\d%\|[^\r\n]{0,200}?(it/s|s/it)\]")
 
 
 def _frames(exception: ExceptionRecord | None, traceback: str | None, stacks: str | None) -> tuple[Frame, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from ftslurm.failures.causes import CASCADE, PRIMARY, Cause
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.reason import is_code, reason
 from ftslurm.failures.signature import of_output
+from ftslurm.pattern import pattern
 from ftslurm.records.error import Frame
 from ftslurm.report.facts import UNNAMED, Doubt, LogTail
 from ftslurm.report.failed_worker import FailedWorker
@@ -23,11 +23,11 @@ TOO_FEW = "too-few"
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
 _HEADER = "Traceback (most recent call last):"
-_HANDLER = re.compile(r"(?i)alarm|alrm|signal|sig_?(?:term|int|usr|hup)|timeout|timed_?out|handler")
-_END = re.compile(r"; (?:exit code |then SIG)")
-VARIABLE = re.compile(r"0x[0-9a-fA-F]+|(?<=/)tmp\w{3,12}\b|\d+(?:\.\d+)?")
+_HANDLER = pattern(r"(?i)alarm|alrm|signal|sig_?(?:term|int|usr|hup)|timeout|timed_?out|handler")
+_END = pattern(r"; (?:exit code |then SIG)")
+VARIABLE = pattern(r"0x[0-9a-fA-F]+|(?<=/)tmp\w{3,12}\b|\d+(?:\.\d+)?")
 
-_INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?)/(.+)\Z")
+_INSTALLED = pattern(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?)/(.+)\Z")
 
 Dict = dict[str, Any]
 

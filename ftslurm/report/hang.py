@@ -5,7 +5,6 @@ Imported only for such a round: the classification of stacks is large.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from ftslurm.monitor.triage import (
     is_ending,
     tree,
 )
+from ftslurm.pattern import pattern
 from ftslurm.report import consequence
 from ftslurm.report.facts import Failure, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
@@ -50,7 +50,7 @@ GROUPS_KEPT, BRANCHES_FROM = 64, 6
 NATIVE_LINES = 60
 DEAD_ROOM = 90
 """Characters about a thread that died that a headline has room for."""
-_DEAD = re.compile(r"(?P<thread>\w.{0,200}?) of (?:some )?rank.{0,20}? died(?: at \S{1,200})?: (?P<type>[\w.]+):")
+_DEAD = pattern(r"(?P<thread>\w.{0,200}?) of (?:some )?rank.{0,20}? died(?: at \S{1,200})?: (?P<type>[\w.]+):")
 _ADVICE = {
     ODD: "The others wait for it: its stack below shows its own location.",
     ELSEWHERE: "It is not where most ranks are; Python's stacks do not show what those wait for.",

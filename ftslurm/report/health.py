@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.catalogue import GPU, NETWORK
 from ftslurm.failures.causes import Evidence, classify
+from ftslurm.pattern import pattern
 from ftslurm.records.health import FAIL, SEVERITY, Health, HealthFinding
 from ftslurm.rendezvous.exclusion import failed_repeatedly
 from ftslurm.report.facts import Clocks, NodeRecordFacts, RoundFiles, Snapshot
@@ -25,7 +25,7 @@ OF_THE_FAILURE = "failure"
 """A finding that the agent derived from the failure itself (`ftslurm.agent.health_gate`): no new evidence."""
 
 _GPU_CHECKS, _NIC_CHECKS = ("gpu-", "amd-"), ("nic-",)
-_GPU_NUMBER = re.compile(r"GPU (\d{1,3})(?![\d:])")
+_GPU_NUMBER = pattern(r"GPU (\d{1,3})(?![\d:])")
 
 Dict = dict[str, Any]
 Attempted: TypeAlias = "tuple[str | None, Sequence[tuple[int, Sequence[str]]]]"

@@ -5,11 +5,11 @@ Nodes with the same states in all rounds share a row, so that a thousand nodes r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from ftslurm.failures.causes import PRIMARY
 from ftslurm.failures.own_code import is_library
+from ftslurm.pattern import pattern
 from ftslurm.report.accounting import hours, percent
 from ftslurm.report.layout import Style
 from ftslurm.report.sections import TRACEBACK_HEAD, TRACEBACK_TAIL, ended
@@ -17,7 +17,7 @@ from ftslurm.report.wording import Json, ranks_of
 from ftslurm.text import clip, duration, first_line, plural, safe, safe_lines
 
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/_.~-")
-_FRAME = re.compile(r'( *File ")([^"]*)(", line \d+.*)')
+_FRAME = pattern(r'( *File ")([^"]*)(", line \d+.*)')
 LINE_WIDTH = 2000
 ROUNDS_SHOWN = 40
 ROWS_SHOWN = 60

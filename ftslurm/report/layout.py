@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ftslurm.dataclasses import dataclass
+from ftslurm.pattern import pattern
 from ftslurm.text import clip, cut_middle
 
 WIDTH = 80
 # Lines that users copy (tracebacks, output) are not wrapped; beyond this width they are data, not text.
 EVIDENCE_WIDTH = 240
 
-_WORD = re.compile(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
-_TYPE = re.compile(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)(?:: |\(['\"])|refused its arguments: )")
+_WORD = pattern(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
+_TYPE = pattern(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)(?:: |\(['\"])|refused its arguments: )")
 # Values in a list or mapping of a message; a shape is short.
-_DATA = re.compile(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
+_DATA = pattern(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
 # argparse's list of values, the process of a data loader, a source that is also with the evidence, and the number
 # of an error whose text follows.
-_BEHIND = re.compile(
+_BEHIND = pattern(
     r"(?<=Error: )\[Errno \d{1,3}\] (?=[A-Z])| \(choose from [^()]{1,2000}\)"
     r"| \(in DataLoader worker process \d{1,6}\)(?=\W*$)"
     r"|, from (?:its child's output|its stderr|the line before it)(?=\)\W*$)"
@@ -28,27 +29,25 @@ _BEHIND = re.compile(
     r"| \(on ranks? [\d, -]{1,200}\)(?=\W*$)"
     r"|, exceeded error retry count after \d+ attempts"
 )
-_OF_COMMAND = re.compile(r"(\((?:after|from) \w+: [\w ]{1,40}?) of the command .*(?=\)$)")
+_OF_COMMAND = pattern(r"(\((?:after|from) \w+: [\w ]{1,40}?) of the command .*(?=\)$)")
 # Types that say nothing.
-_TYPE_BEHIND = re.compile(
-    r"(?<= \()(?:Runtime|DistBackend|Unpickling)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?"
-)
-_PLAIN_TYPE = re.compile(r"(?:(?<=: )|^)(?:RuntimeError|Exception|Error): (?=\S.{23})")
+_TYPE_BEHIND = pattern(r"(?<= \()(?:Runtime|DistBackend|Unpickling)Error: (?:NCCL error: [^:\n]{1,60}: (?=\S.{24}))?")
+_PLAIN_TYPE = pattern(r"(?:(?<=: )|^)(?:RuntimeError|Exception|Error): (?=\S.{23})")
 # Before the reason that NCCL gives, and HCCL.
-_BY_NCCL = re.compile(
+_BY_NCCL = pattern(
     r"(?:(?:Runtime|DistBackend)Error: )?NCCL error(?: in)?: [^\n]{1,260}?\bNCCL (?:version )?\d[\d.]*\)?: (?=\S.{23})"
 )
-_SOURCE = re.compile(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
-_FUNCTION = re.compile(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
-_FROM = re.compile(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # what an exception was raised from
+_SOURCE = pattern(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
+_FUNCTION = pattern(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
+_FROM = pattern(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # what an exception was raised from
 _BEHIND_TYPE, _END = 12, 24
 # What was raised because of a failure, or after it, comes second.
-_SECOND = re.compile(
+_SECOND = pattern(
     r"(?P<first>.*?) \((?P<second>(?:its cleanup raised|then) .*?)\)(?P<end>\)?(?:; (?:exit code \d+|then SIG\w+))?)"
 )
-_LONG_PATH = re.compile(r"(?<![\w./:])(?:/[\w.+@=~-]{1,80}){3,40}/([\w.+@=~-]{1,120})(?![\w/])")
-_SENTENCE_ENDS = re.compile(r"(?<=[a-z0-9'\"`)\]][.!;])\s+(?=[A-Z])")
-_REQUIRED_BY = re.compile(r" \(required by [^()]{1,400}\)")  # of the dynamic linker
+_LONG_PATH = pattern(r"(?<![\w./:])(?:/[\w.+@=~-]{1,80}){3,40}/([\w.+@=~-]{1,120})(?![\w/])")
+_SENTENCE_ENDS = pattern(r"(?<=[a-z0-9'\"`)\]][.!;])\s+(?=[A-Z])")
+_REQUIRED_BY = pattern(r" \(required by [^()]{1,400}\)")  # of the dynamic linker
 
 
 def with_short_paths(text: str) -> str:

@@ -6,11 +6,11 @@ There, nothing is a heading, a link, HTML or a mention of a user.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ftslurm.pattern import pattern
 from ftslurm.report.layout import Style
 from ftslurm.report.sections import (
     PROBLEMS_SHOWN,
@@ -41,11 +41,11 @@ LONG = 25
 """A fence with more lines is folded away."""
 
 # Plain text: no Markdown syntax, and nothing that GitHub links as a commit or an issue.
-_PLAIN = re.compile(
+_PLAIN = pattern(
     r"(?!.*\b(?:[0-9a-f]{7,}|GH-\d))"
     r"(?:[A-Za-z0-9 ,;()%']|[.:](?= |$)|(?<=\d)\.(?=\d)|(?<=[A-Za-z0-9])-(?=[A-Za-z0-9])|(?<=\d\d):(?=\d\d))*"
 )
-_BACKTICKS = re.compile(r"`+")
+_BACKTICKS = pattern(r"`+")
 
 
 def render(report: Json, *, zone: Callable[[float], Any] = time.localtime) -> str:

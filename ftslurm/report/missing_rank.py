@@ -6,12 +6,12 @@ that did not fail, tell who is missing, and the stacks that the agents have coll
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.own_code import own_frame
 from ftslurm.monitor.triage import NO_ANSWER, NONE, ODD, Triage, describe, is_held, with_suspects
+from ftslurm.pattern import pattern
 from ftslurm.records.error import Frame
 from ftslurm.report.consequence import ABSENT, Origin
 from ftslurm.report.facts import Failure, RoundFiles
@@ -23,7 +23,7 @@ from ftslurm.report.root_cause import HANG
 MEETINGS = ("init_process_group", "monitored_barrier")
 """Functions of ``torch.distributed`` to which all ranks come, and which are not recorded."""
 _C10D = "/torch/distributed/distributed_c10d.py"
-_SIZE = re.compile(r"\binit_process_group\([^\n]{0,300}?\bworld_size ?= ?(\d{1,6})\b")
+_SIZE = pattern(r"\binit_process_group\([^\n]{0,300}?\bworld_size ?= ?(\d{1,6})\b")
 
 
 def suspects(places: Triage | None, worker: FailedWorker, found: Origin) -> Triage | None:

@@ -6,16 +6,16 @@ DistributedDataParallel compares two ranks' numbers of parameters on each rank: 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.failures.reason import ON_RANKS
+from ftslurm.pattern import pattern
 from ftslurm.report.failed_worker import FailedWorker
 
-_NUMBER = re.compile(r"\d+")
-_CALLS = re.compile(r"\b[Rr]ank (\d{1,6}) is running collective: CollectiveFingerPrint\(([^)]{1,400}?)\)")
-_PARAMETERS = re.compile(r"\b[Rr]ank (\d{1,6}) has (?:inconsistent )?(\d{1,9}) params")
+_NUMBER = pattern(r"\d+")
+_CALLS = pattern(r"\b[Rr]ank (\d{1,6}) is running collective: CollectiveFingerPrint\(([^)]{1,400}?)\)")
+_PARAMETERS = pattern(r"\b[Rr]ank (\d{1,6}) has (?:inconsistent )?(\d{1,9}) params")
 
 
 def named_ranks(failed: FailedWorker) -> frozenset[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import re
 from collections.abc import Iterable, Mapping
 
 from ftslurm.dataclasses import replace
@@ -12,15 +11,16 @@ from ftslurm.monitor.faulthandler_text import Frame
 from ftslurm.monitor.stack_classifier import is_library
 from ftslurm.monitor.stacks_file import RankStacks
 from ftslurm.monitor.triage import finished
+from ftslurm.pattern import pattern
 from ftslurm.report.facts import RankError, RecordSummary, RoundFiles
 from ftslurm.sharedfs.bounded_read import Malformed, read_file
 
 PLACES_READ = 64
 SCRIPT_LIMIT = 4 * 1024 * 1024
-_INNERMOST = re.compile(r'\(most recent call first\):\n  File "(/.*)", line (\d{1,9}) in ')
-_CALL = re.compile(r"([A-Za-z_][\w.]*)\s*\(")
-_PLACE = re.compile(r"(.+):(\d{1,9})(?: in (.*))?")
-_LITERAL = re.compile(r"#.*|(['\"]).*?\1")
+_INNERMOST = pattern(r'\(most recent call first\):\n  File "(/.*)", line (\d{1,9}) in ')
+_CALL = pattern(r"([A-Za-z_][\w.]*)\s*\(")
+_PLACE = pattern(r"(.+):(\d{1,9})(?: in (.*))?")
+_LITERAL = pattern(r"#.*|(['\"]).*?\1")
 
 
 def of_all_ranks(files: RoundFiles) -> list[RankStacks]:

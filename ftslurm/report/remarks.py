@@ -11,6 +11,7 @@ from ftslurm.failures.message_line import message_line
 from ftslurm.failures.own_code import is_library, own_frame
 from ftslurm.failures.reason import handled, links
 from ftslurm.failures.retryability import OTHER_FAILED, other_ranks
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report import consequence
 from ftslurm.report.alike import Alike, is_same
@@ -29,22 +30,22 @@ from ftslurm.report.reported_before import (
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import cut_middle, ranges
 
-_STAMP = re.compile(r"^\[?\d[\d:.,T -]{6,30}\]?[ |]*")
+_STAMP = pattern(r"^\[?\d[\d:.,T -]{6,30}\]?[ |]*")
 QUOTED = 40
 """Characters by which a line that was printed has a message."""
 CAUGHT_LIMIT, PLACES_SHOWN, RANKS_NAMED = 120, 3, 2
 # Of torch's TCPStore.
-_TRIED = re.compile(
+_TRIED = pattern(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
     r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
 )
-_OF_CLIENT = re.compile(r"Remote|Connect|HTTP|URL|Timeout|Fault|R[pP][cC]|EOFError|BrokenPipe")
+_OF_CLIENT = pattern(r"Remote|Connect|HTTP|URL|Timeout|Fault|R[pP][cC]|EOFError|BrokenPipe")
 """Of types of exceptions by which a program notices that its server failed."""
 SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -e, set -o pipefail)"
 RECURSION = 40
 """Equal calls on the stack of a crash; faulthandler prints no more than 100."""
 _FORWARD = "Traceback of forward call that caused the error:"
-_FRAME = re.compile(r'(?m)^ {2}File "([^"\n]{1,4096})", line (\d{1,9}), in (\S{1,200})$')
+_FRAME = pattern(r'(?m)^ {2}File "([^"\n]{1,4096})", line (\d{1,9}), in (\S{1,200})$')
 SURVIVED_TYPES = frozenset(
     ("KeyError", "IndexError", "AttributeError", "StopIteration", "ImportError", "ModuleNotFoundError", "Empty", "Full")
 )

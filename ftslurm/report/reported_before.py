@@ -6,7 +6,6 @@ await or a missing file; ranks that agree on a common failure all raise it, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import replace
@@ -14,6 +13,7 @@ from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import by_distributed, links, reason
 from ftslurm.failures.retryability import OTHER_FAILED
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.alike import is_same
 from ftslurm.report.facts import LogTail, RoundFiles
@@ -24,12 +24,12 @@ FOLLOWING = frozenset(
      "FileNotFoundError", "TimeoutError")
 )  # fmt: skip
 """Types of exceptions by which a program notices what failed elsewhere."""
-_OF_OTHERS = re.compile(
+_OF_OTHERS = pattern(
     rf"{OTHER_FAILED}|\b(?:\d+|some|one|any) (?:of \d+ )?(?:rank|worker|process|peer)\S{{0,6}} (?:has |have |had )?"
     r"(?:failed|raised|crashed)"
 )
 _ENDED = ("Exception in thread", "<Task finished", "Process ")
-_NAME = re.compile(
+_NAME = pattern(
     r"\b(?!Fail|Error|Exception|Train|Trace|Rank|Step|Epoch)(?:[A-Z][a-z]+[A-Z]?\w{3,60}|[a-z]\w{0,60}[_\d]\w{1,60})\b"
 )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from typing import Any
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import Evidence, classify
+from ftslurm.pattern import pattern
 from ftslurm.report.facts import Attempt, Scheduler, Snapshot, StepEnd
 from ftslurm.report.first_failure import FirstFailure
 from ftslurm.report.wording import SILENT, brief
@@ -20,7 +20,7 @@ SLURM_FAILED = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REV
 ENDED = ("TIMEOUT", "DEADLINE", "PREEMPTED", "CANCELLED", "COMPLETED", "FAILED", OUT_OF_MEMORY, *SLURM_FAILED)
 HELD = ("JobHoldMaxRequeue", "launch_failed_requeued_held", "JobHeldUser", "JobHeldAdmin")
 """Reasons of a pending job that does not start before it is released."""
-_ATTEMPT = re.compile(r"(\d{1,10})\.(\d{1,9})(\+.*)?")
+_ATTEMPT = pattern(r"(\d{1,10})\.(\d{1,9})(\+.*)?")
 
 Dict = dict[str, Any]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ftslurm.failures.causes import CASCADE
 from ftslurm.monitor.lateness import phrase
+from ftslurm.pattern import pattern
 from ftslurm.report.accounting import sentence
 from ftslurm.report.layout import Style
 from ftslurm.report.wording import Json, brief, cost_of, finding, place, rank_of, step_of, verdict
 from ftslurm.text import clip, duration, first_line, names, plural, safe, safe_lines
 
-_STOPPED_FOR = re.compile(r"rank (\d{1,9}) on \S+ failed")
+_STOPPED_FOR = pattern(r"rank (\d{1,9}) on \S+ failed")
 TRACEBACK_HEAD, TRACEBACK_TAIL = 12, 40
 LOG_LINES_BESIDE_TRACEBACK = 10
 ROUNDS_SHOWN = 12

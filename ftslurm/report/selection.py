@@ -7,13 +7,13 @@ here: of each kind of failure, enough is selected for any of them to be the firs
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from heapq import nsmallest
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.reason import EXIT
 from ftslurm.failures.record_summary import SIMILAR
+from ftslurm.pattern import pattern
 from ftslurm.report.consequence import finished
 from ftslurm.report.facts import Clocks, Failure, RankError, RecordSummary, RoundFiles, RoundNode, Snapshot, Worker
 from ftslurm.report.root_cause import (
@@ -35,7 +35,7 @@ FIRST_OUTPUTS = 8
 """Kinds of failures of each of which the first rank's whole output is read."""
 PLACES_READ = 4
 BYSTANDERS_READ = 2
-_NUMBER = re.compile(r"\d+")
+_NUMBER = pattern(r"\d+")
 
 
 @dataclass(frozen=True)

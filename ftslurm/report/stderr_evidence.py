@@ -11,46 +11,47 @@ from ftslurm.dataclasses import dataclass
 from ftslurm.failures.causes import Cause
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.reason import EXIT, handled, is_code, links, reason
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.text import cut_middle
 
 if TYPE_CHECKING:
     from ftslurm.failures.stderr_witness import Witness
 
-_OF_CHILD = re.compile(
+_OF_CHILD = pattern(
     r"returned non-zero exit status|died with <Signals|\ACommand .{1,4000} timed out after [\d.]+ seconds\Z"
     r"|exits with return code|was terminated abruptly|\Aprocess \d+ terminated with (?:signal|exit code)"
     r"|DataLoader worker .{0,60}(exited unexpectedly|is killed by signal)"
     r"|\b(fail|exit|end|di)ed\b.{0,20} (exit ?)?(code|status) \(?-?[1-9]"
 )
 # Of torch's handler of signals in a loader's worker.
-_OF_BATCH_SCRIPT = re.compile(r"^Lmod: |slurm_script: line \d+: ")
-_BY_HANDLER = re.compile(r"(?m)^.{0,40}\bUnexpected [\w -]{3,40} encountered in worker\b.*$")
-_PLAIN = re.compile(r"(?:returned non-zero exit status \d+|died with <Signals.\w+: \d+>)\.\Z")
-_COMMAND = re.compile(r"Command '?\[?'?([\w./+-]{1,200})")
-_COMPILER_ERROR = re.compile(
+_OF_BATCH_SCRIPT = pattern(r"^Lmod: |slurm_script: line \d+: ")
+_BY_HANDLER = pattern(r"(?m)^.{0,40}\bUnexpected [\w -]{3,40} encountered in worker\b.*$")
+_PLAIN = pattern(r"(?:returned non-zero exit status \d+|died with <Signals.\w+: \d+>)\.\Z")
+_COMMAND = pattern(r"Command '?\[?'?([\w./+-]{1,200})")
+_COMPILER_ERROR = pattern(
     r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$|^nvcc (?:fatal|error) *: .{1,300}$"
     r"|^(?:\S{0,200}/)?ld(?:\.\w+)?: (?:cannot find |.{0,200}undefined reference).{1,300}$"
     r"|^\S{1,300}: undefined reference to .{1,300}$"
 )
-_COMPILER = re.compile(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
+_COMPILER = pattern(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
 # Each thread of a kernel prints one.
-_KERNEL = re.compile(
+_KERNEL = pattern(
     r"(?m)(?P<file>[^\s:]{1,300}\.(?:cu|cuh|h|hip|cpp):\d{1,6}): .{0,300}?(?P<text>Assertion `[^\n]{1,200}' failed"
     r"|Assertion `[^\n]{1,200}` failed)"
 )
 _ERROR_LIMIT = 100
-_SENTENCE = re.compile(r"(?<=[.!]) ")
-_NO_DEVICE = re.compile(r"no GPUs found|No CUDA GPUs are available|CUDA is not available|is_available\(\) is False")
-_INITIALIZATION = re.compile(r"CUDA initialization: [^\n(]{8,200}")
-_INTERRUPTS = re.compile(r"(?i)interrupt|\bSIGINT\b|\bCtrl[-+ ]?C\b")
+_SENTENCE = pattern(r"(?<=[.!]) ")
+_NO_DEVICE = pattern(r"no GPUs found|No CUDA GPUs are available|CUDA is not available|is_available\(\) is False")
+_INITIALIZATION = pattern(r"CUDA initialization: [^\n(]{8,200}")
+_INTERRUPTS = pattern(r"(?i)interrupt|\bSIGINT\b|\bCtrl[-+ ]?C\b")
 _TOOL_LINES, _FEW = 60, 5
-_BY_TOOL = re.compile(r"[\w.+-]{1,60}: \S")
-_OF_ITS_CHILD = re.compile(r"(?i)\bchild returned status|\bexited with|\bfailed with exit|\bnot recoverable")
-_NUMBER = re.compile(r"\d+")
+_BY_TOOL = pattern(r"[\w.+-]{1,60}: \S")
+_OF_ITS_CHILD = pattern(r"(?i)\bchild returned status|\bexited with|\bfailed with exit|\bnot recoverable")
+_NUMBER = pattern(r"\d+")
 _CHILD_LIMIT = 200  # characters of a child's last line
-_WARNS = re.compile(r"(?i)\bwarning\b")
-_TYPES = re.compile(r"^(?:\w+::)*\w+: ")
+_WARNS = pattern(r"(?i)\bwarning\b")
+_TYPES = pattern(r"^(?:\w+::)*\w+: ")
 
 
 @dataclass(frozen=True)

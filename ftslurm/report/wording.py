@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ftslurm.pattern import pattern
 from ftslurm.report.layout import Style
 from ftslurm.report.stopped import is_interrupted, stop_result
 from ftslurm.text import clip, duration, first_line, names, plural, safe, short_host
@@ -27,14 +27,14 @@ OF_JOB = ("step-refused", "step-launch", "batch-script")
 AGENT_DEFECT, DEFECT = "agent-defect", "its agent ended by a defect of ftslurm: "
 """The cause of a node that was lost by a defect, and the reason in its death notice."""
 
-_OF_TORCHRUN = re.compile(r"/elastic/(?:rendezvous|agent)/|/bin/torchrun$")
-_OF_LAUNCHER = re.compile(r"/deepspeed/launcher/runner\.py$|/bin/(?:deepspeed|horovodrun|colossalai)$")
-_OWN_PLACE = re.compile(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
+_OF_TORCHRUN = pattern(r"/elastic/(?:rendezvous|agent)/|/bin/torchrun$")
+_OF_LAUNCHER = pattern(r"/deepspeed/launcher/runner\.py$|/bin/(?:deepspeed|horovodrun|colossalai)$")
+_OWN_PLACE = pattern(r" \([^()\s]+\.py:\d+ in [^()\s]+\)$")
 # torchrun's folder of a run without an id, which is no node.
-_RUN_FOLDER = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
+_RUN_FOLDER = pattern(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|none)_\w{8}")
 # gloo and c10d begin their messages with their own source location, which fills half a line.
-_SHAPE = re.compile(r"\btorch\.Size\((\[[\d, ]*\])\)")
-_NATIVE_PLACE = re.compile(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\]:? ?")
+_SHAPE = pattern(r"\btorch\.Size\((\[[\d, ]*\])\)")
+_NATIVE_PLACE = pattern(r"\[[^\]\s]{1,300}\.(?:cc|cpp|cu|h|hpp):\d+\]:? ?")
 
 
 SILENT = "nothing was printed for the last "

@@ -428,6 +428,32 @@ def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:
             "NCCL error: remote process exited or there was a network error (NCCL 2.21.5): socketProgressOpt: Call to "
             "recv from 10.0.0.2<33759> failed : Connection reset by peer",
         ),
+        (
+            "The server socket has failed to listen on any local network address. port: 29500, useIpv6: true, "
+            "code: -98, name: EADDRINUSE, message: address already in use",
+            "port 29500 is in use (EADDRINUSE)",
+        ),
+        (
+            "The client socket has failed to connect to any network address of (n1, 29500). The IPv6 network addresses "
+            "of (n1, 29500) cannot be retrieved (gai error: -2 - Name or service not known). The client socket has "
+            "failed to connect to n1:29500 (errno: 113 - No route to host).",
+            "no connection to n1:29500: No route to host",
+        ),
+        (
+            "The client socket has timed out after 60s while trying to connect to (n1, 29500).",
+            "no connection to n1:29500 within 60s",
+        ),
+        (
+            "Graph execution error:\n\nDetected at node 'Conv2D' defined at (most recent call last):\n"
+            "    File \"train.py\", line 88, in main\n      model.fit(data)\nNode: 'Conv2D'\nOOM when allocating "
+            "tensor with shape[64,512] and type float on /job:worker/replica:0/task:1/device:GPU:0 by allocator GPU_0"
+            "\n\t [[{{node Conv2D}}]]\nHint: If you want to see a list of allocated tensors",
+            "OOM when allocating tensor with shape[64,512] on /job:worker/task:1/device:GPU:0",
+        ),
+        (
+            "Graph execution error:\n\nCollective ops is aborted by: Connection reset by peer\nAdditional GRPC error",
+            "Collective ops is aborted by: Connection reset by peer",
+        ),
     ],
 )
 def test_a_message_in_one_line_keeps_its_reason(message: str, wanted: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from ftslurm.failures.closing_lines import went_on
 from ftslurm.failures.stderr_witness import witness
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.boxes import unboxed
 from ftslurm.report.logs.end import End, Ends, nodes_of
 from ftslurm.report.logs.ends import ends_of
@@ -24,30 +24,30 @@ OTHERS_LINES = 200
 LAST_LINES = 3
 """Lines at the end of a tail in which a rank names itself."""
 CLOSED_BARS = 2
-_BAR = re.compile(r"\b\d{1,3}%(?:\||[ |].{0,200}\d+/\d+ \[)")
+_BAR = pattern(r"\b\d{1,3}%(?:\||[ |].{0,200}\d+/\d+ \[)")
 _TAKEN_DOWN = "Some NCCL operations have failed or timed out"
-_ENVIRONMENT = re.compile(
+_ENVIRONMENT = pattern(
     r"Lmod has detected the following error|[Uu]nable to locate a modulefile|module: command not found"
     r"|EnvironmentNameNotFound|CommandNotFoundError: Your shell"
     r"|(?:conda|activate|micromamba)\S*: (?:command not found|No such file)"
 )
-_STARTED = re.compile(r"ip=(?P<ip>[\d.]{7,15}), pid=(?P<pid>\d{1,9})\) world_rank=(?P<rank>\d{1,6})")
-_JOINED = re.compile(r"\[rank=(?P<rank>\d{1,6}), world_size=\d")
-_OF_LAUNCHER = re.compile(
+_STARTED = pattern(r"ip=(?P<ip>[\d.]{7,15}), pid=(?P<pid>\d{1,9})\) world_rank=(?P<rank>\d{1,6})")
+_JOINED = pattern(r"\[rank=(?P<rank>\d{1,6}), world_size=\d")
+_OF_LAUNCHER = pattern(
     r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)"
     r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
     r"|/deepspeed/launcher/|/multiprocessing/spawn\.py\"|/distribute/launch\.py\"|\[launch\.py:\d+:"
 )
 # Of torch, as a rank joins its process group.
-_JOINED_STORE = re.compile(r"\bto store for rank: (\d{1,6})\b|\bRank (\d{1,6}): Completed store-based barrier")
-_ONE_NODE = re.compile(
+_JOINED_STORE = pattern(r"\bto store for rank: (\d{1,6})\b|\bRank (\d{1,6}): Completed store-based barrier")
+_ONE_NODE = pattern(
     r"--nnodes[= ]1\b|--standalone\b|--num_(?:nodes|machines)[= ]1\b"
     r"|\b(?:nnodes|num_nodes|num_machines)[\"']? ?[=:] ?1\b"
     r"|\b(?:min|max)_nodes +: 1\b"
 )
 
 
-_BINARY = re.compile(r"\) of binary: (\S{1,300})$")  # of torchrun
+_BINARY = pattern(r"\) of binary: (\S{1,300})$")  # of torchrun
 
 
 class AttemptLog:

@@ -6,12 +6,12 @@ show where the next attempt begins.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.attempt_log import of_launcher
 from ftslurm.report.logs.end import End, Ends, JobEnd
 from ftslurm.report.logs.ends import ends_of
@@ -32,18 +32,18 @@ KILL_WAIT = timedelta(minutes=5)
 ONCE_S = 3
 """Less than a restart takes."""
 AT_ONCE = timedelta(minutes=1)
-_SUBMITIT = re.compile(r"submitit INFO \(.{1,40}\) - Starting with JobEnvironment\(")
-_CLOSING = re.compile(r"\[launch\.py:\d+:sigkill_handler\]|\bpdsh@\S{1,80}: |ssh exited with exit code")
-_DIGITS = re.compile(r"\d+")
-_BY_SLURM = re.compile(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
+_SUBMITIT = pattern(r"submitit INFO \(.{1,40}\) - Starting with JobEnvironment\(")
+_CLOSING = pattern(r"\[launch\.py:\d+:sigkill_handler\]|\bpdsh@\S{1,80}: |ssh exited with exit code")
+_DIGITS = pattern(r"\d+")
+_BY_SLURM = pattern(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
 # Of a script; a program that tries something again has no banner.
-_BANNER = re.compile(r"(?i)(?:[=\-#*]{3,} ?|\+ (?:echo )?)(?:re-?try|(?:re)?start|attempt|try)\b.{0,80}$")
-_RETRY = re.compile(r"(?i)\b(?:re-?try(?:ing)?|restarting|trying again|(?:attempt|try) #?\d{1,4}\b)")
-_REST_OF_TABLE = re.compile(rf"{OF_TABLE.pattern}|={{10,}}$|\S{{1,300}} FAILED$|Root Cause \(first")
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
-_OF_WORKER = re.compile(r"\S{1,400}\.py:\d+: \w*Warning: ")
-_SCRIPT = re.compile(r' {2}File "([^"\n]{1,400})", line \d{1,9}, in <module>')
-_LAUNCHER_ENDS = re.compile(
+_BANNER = pattern(r"(?i)(?:[=\-#*]{3,} ?|\+ (?:echo )?)(?:re-?try|(?:re)?start|attempt|try)\b.{0,80}$")
+_RETRY = pattern(r"(?i)\b(?:re-?try(?:ing)?|restarting|trying again|(?:attempt|try) #?\d{1,4}\b)")
+_REST_OF_TABLE = pattern(rf"{OF_TABLE.pattern}|={{10,}}$|\S{{1,300}} FAILED$|Root Cause \(first")
+_TIME = pattern(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
+_OF_WORKER = pattern(r"\S{1,400}\.py:\d+: \w*Warning: ")
+_SCRIPT = pattern(r' {2}File "([^"\n]{1,400})", line \d{1,9}, in <module>')
+_LAUNCHER_ENDS = pattern(
     r"/torchrun\"|torch/distributed/(?:run|launch)\.py\"|ChildFailedError|SignalException|death signal"
 )
 

@@ -6,22 +6,22 @@ of variables; below it is the exception's type and message.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.lines import Line
 
-_TOP = re.compile(r"(?P<before>.*?)[╭┌+][─━-]+ Traceback \(most recent call last\) [─━-]+[╮┐+]\s*$")
-_BOTTOM = re.compile(r"\s*[╰└+][─━-]{8,}")
+_TOP = pattern(r"(?P<before>.*?)[╭┌+][─━-]+ Traceback \(most recent call last\) [─━-]+[╮┐+]\s*$")
+_BOTTOM = pattern(r"\s*[╰└+][─━-]{8,}")
 # A long path fills its line: its number and function are in the next one.
-_PATH = re.compile(r"\s*[│|] (?P<file>\S.{6,}?):\s*[│|]?\s*$")
-_FRAME = re.compile(r"\s*[│|] (?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>[^\s│|]+)\s*[│|]?\s*$")
+_PATH = pattern(r"\s*[│|] (?P<file>\S.{6,}?):\s*[│|]?\s*$")
+_FRAME = pattern(r"\s*[│|] (?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>[^\s│|]+)\s*[│|]?\s*$")
 # A path that is too long for its line is wrapped anywhere.
-_BEGUN = re.compile(r"\s*[│|] (?P<text>/\S*(?: in)?) *[│|]?\s*$")
-_REST = re.compile(r"\s*[│|] (?P<rest>\S.*?) *[│|]?\s*$")
-_JOINED = re.compile(r"(?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>\S+)")
-_SOURCE = re.compile(r"\s*[│|] ❱ *\d+ [│|]?(?P<source>.*?)[│|]?\s*$")
-_RECORD = re.compile(r"\[?\d{4}-\d\d-\d\d[ T]")  # of a logger
+_BEGUN = pattern(r"\s*[│|] (?P<text>/\S*(?: in)?) *[│|]?\s*$")
+_REST = pattern(r"\s*[│|] (?P<rest>\S.*?) *[│|]?\s*$")
+_JOINED = pattern(r"(?P<file>\S.*?):(?P<line>\d{1,9}) in (?P<function>\S+)")
+_SOURCE = pattern(r"\s*[│|] ❱ *\d+ [│|]?(?P<source>.*?)[│|]?\s*$")
+_RECORD = pattern(r"\[?\d{4}-\d\d-\d\d[ T]")  # of a logger
 _LONGEST = 1000
 """Lines of a box."""
 HEADER = "Traceback (most recent call last):"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.logged_error import json_object, text_of
+from ftslurm.pattern import pattern
 
 NEARLY_ALL = 0.95
 FEWEST = 3
@@ -28,45 +29,45 @@ _TIME = (
 )
 # No program writes these by itself.
 _FOREIGN = (
-    re.compile(rf"<\d{{1,3}}>(?:1 )?{_TIME} [\w.-]{{1,80}} [\w./-]{{1,60}}(?:\[\d+\])?:(?: |$)"),
-    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)(?: (?:stdout|stderr) [FP])?(?: |$)"),
-    re.compile(r"> ?"),
-    re.compile(r"[A-Z][a-z]{2} \d{1,2}, \d{4} @ \d\d:\d\d:\d\d\.\d{3}\t(?:[^\t\n]{1,80}\t){0,3}"),
+    pattern(rf"<\d{{1,3}}>(?:1 )?{_TIME} [\w.-]{{1,80}} [\w./-]{{1,60}}(?:\[\d+\])?:(?: |$)"),
+    pattern(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)(?: (?:stdout|stderr) [FP])?(?: |$)"),
+    pattern(r"> ?"),
+    pattern(r"[A-Z][a-z]{2} \d{1,2}, \d{4} @ \d\d:\d\d:\d\d\.\d{3}\t(?:[^\t\n]{1,80}\t){0,3}"),
 )
 _FORMS = (
-    re.compile(rf"{_TIME} [\w.-]{{1,80}} [\w./-]{{1,60}}(?:\[\d+\])?:(?: |$)"),
-    re.compile(rf"{_TIME}(?: UTC)? [\w.-]{{1,80}} --(?: |$)"),
-    re.compile(rf"{_TIME} *\| *[A-Z]{{4,8}} *\| *\S{{1,120}} - "),
-    re.compile(rf"[\[(]?{_TIME}[\])]?:?(?: (?:stdout|stderr) [FP])?(?=\[(?:1,)?\d+\]<std|<std|[ \t]|$)[ \t]?"),
-    re.compile(r"> ?"),
-    re.compile(r" *\d{1,9}(?:\t|$)"),
-    re.compile(r" {0,20}\|(?: |$)"),
-    re.compile(r"(?:[^\t\n]{1,80}\t){1,4}"),
-    re.compile(r"[0-9a-f][0-9a-f-]{7,40} \|\|(?: |$)"),
-    re.compile(r"<std(?:out|err)>: ?"),
+    pattern(rf"{_TIME} [\w.-]{{1,80}} [\w./-]{{1,60}}(?:\[\d+\])?:(?: |$)"),
+    pattern(rf"{_TIME}(?: UTC)? [\w.-]{{1,80}} --(?: |$)"),
+    pattern(rf"{_TIME} *\| *[A-Z]{{4,8}} *\| *\S{{1,120}} - "),
+    pattern(rf"[\[(]?{_TIME}[\])]?:?(?: (?:stdout|stderr) [FP])?(?=\[(?:1,)?\d+\]<std|<std|[ \t]|$)[ \t]?"),
+    pattern(r"> ?"),
+    pattern(r" *\d{1,9}(?:\t|$)"),
+    pattern(r" {0,20}\|(?: |$)"),
+    pattern(r"(?:[^\t\n]{1,80}\t){1,4}"),
+    pattern(r"[0-9a-f][0-9a-f-]{7,40} \|\|(?: |$)"),
+    pattern(r"<std(?:out|err)>: ?"),
 )
 _NAMES = (
-    re.compile(r"(?P<name>\[(?:pod|container)/[^\]\s]{1,200}\])(?: |$)"),
-    re.compile(r"(?P<name>[A-Za-z][A-Za-z./@_-]{0,60}) *\|(?: |$)"),  # with a number it is a label
-    re.compile(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
-    re.compile(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80} [A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
+    pattern(r"(?P<name>\[(?:pod|container)/[^\]\s]{1,200}\])(?: |$)"),
+    pattern(r"(?P<name>[A-Za-z][A-Za-z./@_-]{0,60}) *\|(?: |$)"),  # with a number it is a label
+    pattern(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
+    pattern(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80} [A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
 )
-_PROOF = re.compile(
+_PROOF = pattern(
     r"(?: {0,6}\d{1,6}: |\[\d{1,6}\]: ?|[A-Za-z][\w-]{0,60}\d: )?"
     r"(?: {2,4}File \"|Traceback \(most recent call last\)|\[rank\d{1,6}\]:"
     r"|\[[a-z]{2,20}\d{1,4}\]:|\[(?:1,)?(?:mpirank:)?\d{1,6}(?:,[\w.-]{1,80})?\]<std|<std(?:out|err)>:"
     r"| {2}rank +: \d| *[│|╭╰] |\{\")"
 )
-_OF_POD = re.compile(r"^\[pod/[^\]\s]{1,200}\] (?=\[(?:rank|default)\d)")
-_DETERMINED = re.compile(r"(?:\[[^\]\s]{10,40}\] )?[0-9a-f]{8} (?:\[rank=(\d{1,6})\] )?\|\| ?")
-_PROCESS = re.compile(r"\([\w.:()-]{1,80} pid=\d{1,9}[,)]")
-_DIGITS = re.compile(r"\d+")
-_NAMED = re.compile(r"^[A-Za-z][\w./-]{0,80} ")
-_TIMED = re.compile(rf"^{_TIME} ")
+_OF_POD = pattern(r"^\[pod/[^\]\s]{1,200}\] (?=\[(?:rank|default)\d)")
+_DETERMINED = pattern(r"(?:\[[^\]\s]{10,40}\] )?[0-9a-f]{8} (?:\[rank=(\d{1,6})\] )?\|\| ?")
+_PROCESS = pattern(r"\([\w.:()-]{1,80} pid=\d{1,9}[,)]")
+_DIGITS = pattern(r"\d+")
+_NAMED = pattern(r"^[A-Za-z][\w./-]{0,80} ")
+_TIMED = pattern(rf"^{_TIME} ")
 NARROWEST, WIDEST = 40, 300
 """Columns of a terminal."""
 _RULES, _BORDERS = "-=*#_~─━", "│|╮╯┐┘"
-_WHOLE = re.compile(
+_WHOLE = pattern(
     r"File \"[^\"\n]{1,400}\", line \d+, in \S|Traceback \(most recent call last\)|failed \(exitcode: "
     r"|Exited with exit code|CANCELLED AT \S+|closing signal SIG"
     r"|ProcessGroupNCCL's watchdog got stuck for \d+ sec|Heartbeat monitor timed out"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 from ftslurm.failures.own_code import is_library
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.lines import Line
 from ftslurm.report.wording import STACKS
@@ -15,9 +15,9 @@ from ftslurm.text import plural, ranges
 
 MOST = 4
 """Places that are shown."""
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):")
-_MAIN = re.compile(r' +File "[^"]{1,400}", line \d{1,9} in <module>')
-_FRAME = re.compile(r' +File "([^"]{1,400})", line (\d{1,9}) in (\S{1,200})')
+_THREAD = pattern(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):")
+_MAIN = pattern(r' +File "[^"]{1,400}", line \d{1,9} in <module>')
+_FRAME = pattern(r' +File "([^"]{1,400})", line (\d{1,9}) in (\S{1,200})')
 
 
 def places(log: AttemptLog) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import replace
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import End, Ends, JobEnd, Kernel, signal_name, with_code
 from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.noise import is_aftermath
@@ -21,84 +22,84 @@ _SIGNALS = {
     "CPU time limit exceeded": "SIGXCPU", "File size limit exceeded": "SIGXFSZ",
 }  # fmt: skip
 _NAMES = "|".join(map(re.escape, _SIGNALS))
-_TASKS = re.compile(
+_TASKS = pattern(
     r"srun: error: (?P<node>[\w.\[\],-]{1,300}): tasks? (?P<tasks>[\d,-]{1,300}): "
     rf"(?:Exited with exit code (?P<code>\d{{1,3}})|(?P<oom>Out Of Memory)|(?P<signal>{_NAMES})(?: \(core dumped\))?)$"
 )
-_NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>[\w.\[\],-]{1,300})")
-_CTRL_C = re.compile(r"srun: sending Ctrl-C to (?:StepId=|job |step )?(?P<id>\d{1,12})")
-_CANCELLED = re.compile(
+_NODE_FAILURE = pattern(r"srun: error: Node failure on (?P<node>[\w.\[\],-]{1,300})")
+_CTRL_C = pattern(r"srun: sending Ctrl-C to (?:StepId=|job |step )?(?P<id>\d{1,12})")
+_CANCELLED = pattern(
     r"error: \*\*\* (?P<what>JOB|STEP) (?P<id>[\w.+]{1,60}) ON (?P<node>[\w.-]{1,200}) CANCELLED"
     r" AT (?P<at>[\dT:+-]{10,30})(?: DUE [Tt][Oo] (?P<why>[A-Za-z][^*]{2,100}?))? ?\*\*\*"
 )
-_OOM = re.compile(
+_OOM = pattern(
     r"Detected \d+ oom[-_]kill event(?:s|\(s\))? in|[Ee]xceeded (?:step|job) memory limit"
     r"|exceeded memory limit \(|^State: OUT_OF_MEMORY\b"
     r"|Some of (?:your|the step tasks) .{0,40}(?:OOM Killed|the cgroup out-of-memory)"
 )
-_KERNEL = re.compile(
+_KERNEL = pattern(
     r"(?P<cgroup>Memory cgroup out of memory: Kill(?:ed)? process|oom-kill:constraint=CONSTRAINT_MEMCG)"
     r"|(?P<host>Out of memory: Kill(?:ed)? process|oom-kill:constraint=CONSTRAINT_NONE)"
     r"|(?P<xid>NVRM: Xid \([^)]{1,60}\): (?P<number>\d{1,3})\b.{0,200})"
     r"|(?P<mce>mce: \[Hardware Error\].{0,200})|(?P<disk>nvme nvme\d+: .{0,200}(?:timeout|down|failed|reset).{0,80})"
     r"|(?P<io>(?:blk_update_request|Buffer I/O error|EXT4-fs error|XFS \(\S+\): .{0,40}error).{0,200})"
 )
-_TORCHRUN = re.compile(
+_TORCHRUN = pattern(
     r"failed \(exitcode: (?P<code>-?\d{1,10})\) local_rank: (?P<local>\d{1,5}) \(pid: (?P<pid>\d{1,10})\)"
 )
-_AGENT = re.compile(r"\b[EWI]\d{4} [\d:.]{8,20} (?P<agent>\d{1,10}) ")
-_STOPPED = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal")
-_LIGHTNING = re.compile(
+_AGENT = pattern(r"\b[EWI]\d{4} [\d:.]{8,20} (?P<agent>\d{1,10}) ")
+_STOPPED = pattern(r"Sending process (?P<pid>\d{1,10}) closing signal")
+_LIGHTNING = pattern(
     r"\[rank: (?P<rank>\d{1,6})\] Child process with PID (?P<pid>\d{1,10}) terminated with code (?P<code>-?\d{1,3})"
 )
-_HOROVOD = re.compile(r"Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.$")
-_COMPOSER = re.compile(
+_HOROVOD = pattern(r"Process (?P<rank>\d{1,6}) exit with status code (?P<code>\d{1,3})\.$")
+_COMPOSER = pattern(
     r"(?:.{0,60}:)?(?:Global rank (?P<rank>\d{1,6}) \(PID (?P<pid>\d{1,10})\) exited with code (?P<code>-?\d{1,3})"
     r"|Rank (?P<crashed>\d{1,6}) crashed with exit code (?P<with>-?\d{1,3})\.?)$"
 )
 # The command line is that of the last rank that it started on the node, whichever failed.
-_DEEPSPEED = re.compile(
+_DEEPSPEED = pattern(
     r"\[launch\.py:\d+:\w+\] .{0,6000}?(?:--local_rank=(?P<last>\d{1,5}).{0,6000})?"
     r"exits (?:with return code = (?P<code>-?\d{1,3})|with non-zero)"
 )
 # Of a command that did not start on a node; of others, what they started tells its end.
-_PDSH = re.compile(r"pdsh@\S{1,80}: (?P<node>[\w.-]{1,80}): ssh exited with exit code (?P<code>126|127|255)$")
-_SPAWN = re.compile(
+_PDSH = pattern(r"pdsh@\S{1,80}: (?P<node>[\w.-]{1,80}): ssh exited with exit code (?P<code>126|127|255)$")
+_SPAWN = pattern(
     r"(?:ProcessExitedException|^Exception): process (?P<rank>\d{1,6}) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
-_MPIRUN = re.compile(
+_MPIRUN = pattern(
     r"noticed that process rank (?P<rank>\d{1,6}) with PID \d+ on node (?P<node>[\w.-]+) "
     r"exited on +signal (?P<signal>\d+)"
 )
-_OPEN_MPI = re.compile(r" *Process name: \[\S+?,\d+\],(?P<rank>\d{1,6})\]")
-_OPEN_MPI_END = re.compile(r" *Exit code: +(?P<code>\d{1,3})")
-_PARENT = re.compile(
+_OPEN_MPI = pattern(r" *Process name: \[\S+?,\d+\],(?P<rank>\d{1,6})\]")
+_OPEN_MPI_END = pattern(r" *Exit code: +(?P<code>\d{1,3})")
+_PARENT = pattern(
     r"subprocess\.CalledProcessError: Command .{1,6000} (?:died with <Signals\.(?P<signal>SIG\w+): \d+>"
     r"|returned non-zero exit status (?P<code>\d{1,3}))"
 )
-_SAID = re.compile(
+_SAID = pattern(
     r"(?i)(?:.{0,160}\b(?:exit(?:ed|ing)?|returned|failed)(?: with)?(?: non-zero)?(?: exit)?[ -](?:code|status)"
     r"|# Ended \(code|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)"
     r"[ :=]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,80}"
 )
-_MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
-_MPI_CODE = re.compile(r" *with errorcode (?P<errorcode>-?\d{1,12})")
+_MPI_ABORT = pattern(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
+_MPI_CODE = pattern(r" *with errorcode (?P<errorcode>-?\d{1,12})")
 BY_LAUNCHER = "the launcher got "
 _LARGEST = 127
 """Of what a program gives to MPI_Abort; a larger number, or a negative one, is no exit code, nor a signal."""
-_HYDRA = re.compile(r"= +(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d+) RUNNING AT (?P<node>[\w.@-]+)")
-_HYDRA_BEGIN = re.compile(r"= +BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
-_HYDRA_SIGNAL = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{1,40} \(signal (?P<signal>\d{1,2})\)")
-_HYDRA_END = re.compile(r"= +KILLED BY SIGNAL: (?P<signal>\d+)|= +EXIT (?:STATUS|CODE): (?P<code>\d+)")
-_SHELL = re.compile(
+_HYDRA = pattern(r"= +(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d+) RUNNING AT (?P<node>[\w.@-]+)")
+_HYDRA_BEGIN = pattern(r"= +BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
+_HYDRA_SIGNAL = pattern(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{1,40} \(signal (?P<signal>\d{1,2})\)")
+_HYDRA_END = pattern(r"= +KILLED BY SIGNAL: (?P<signal>\d+)|= +EXIT (?:STATUS|CODE): (?P<code>\d+)")
+_SHELL = pattern(
     rf"(?:\S{{1,300}}: line \d+: +)?(?P<pid>\d{{1,10}}) +(?P<signal>{_NAMES})(?: +\(core dumped\))? +\S.{{0,4000}}$"
 )
-_BARE = re.compile(rf"(?:\S{{1,300}}: line \d+: )?(?P<signal>Killed|{_NAMES})(?: +\(core dumped\))?$")
-_SUBMITIT = re.compile(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job is (?P<why>timed-out|preempted)")
-_TYPESCRIPT = re.compile(r"\[COMMAND_EXIT_CODE=\"(?P<code>\d{1,3})\"\]")  # of script(1)
+_BARE = pattern(rf"(?:\S{{1,300}}: line \d+: )?(?P<signal>Killed|{_NAMES})(?: +\(core dumped\))?$")
+_SUBMITIT = pattern(r"submitit\W.{0,80}Caught signal SIG\w+ on \S+: this job is (?P<why>timed-out|preempted)")
+_TYPESCRIPT = pattern(r"\[COMMAND_EXIT_CODE=\"(?P<code>\d{1,3})\"\]")  # of script(1)
 # Of a script that starts a process for each rank.
-_LAUNCHED = re.compile(
+_LAUNCHED = pattern(
     r"(?i)(?:\[[\w.-]{1,40}\] |(?P<node>[\w.-]{1,80}): |[A-Z]{4,8}:[\w.]{1,80}:)?"
     r"(?:rank[ -]?|(?:worker|trainer)(?: #?|-(?=\d+ ?\(pid)))"
     r"(?P<rank>\d{1,5}) ?"
@@ -106,32 +107,32 @@ _LAUNCHED = re.compile(
     r"(?:has |was )?(?:exit(?:ed)?|ended|died|failed|terminated|killed|crashed)(?: with| by| due to| from)?"
     r"(?: (?:(?:exit |return )?(?:code|status)|(?P<signal>signal)))?[ =:]{1,2}(?P<code>-?\d{1,3})\b(?:[ ,;.(].{0,200})?"
 )
-_RANK_CODE = re.compile(
+_RANK_CODE = pattern(
     r"(?i)[\[(]?rank[ =:#_-]?(?P<rank>\d{1,6})[\])]?:?,? (?:\(?pid \d+\)?:? )?(?:has |was )?"
     r"(?:exit(?:ed)?|ended|finished|returned|failed)?,?(?: with| by)?:? ?(?:exit ?)?(?:code|status"
     r"|rc)?[ =:]{1,2}(?P<code>\d{1,3})\.?"
 )
-_MPICH_ABORT = re.compile(r"Abort\((?P<code>\d{1,9})\) on node \d+ \(rank (?P<rank>\d{1,6}) in comm 0\): ")
+_MPICH_ABORT = pattern(r"Abort\((?P<code>\d{1,9})\) on node \d+ \(rank (?P<rank>\d{1,6}) in comm 0\): ")
 # A line of data that a program prints: "PROMPT: srun: error: ...".
-_QUOTED = re.compile(r"(?!srun|slurm)[A-Za-z_]{2,30}: (?:srun|slurmstepd): ")
-_COMPOSE = re.compile(
+_QUOTED = pattern(r"(?!srun|slurm)[A-Za-z_]{2,30}: (?:srun|slurmstepd): ")
+_COMPOSE = pattern(
     r"(?P<node>[A-Za-z][\w.-]{0,60}-\d{1,5}) exited with code (?P<code>\d{1,3})(?: \(.{1,60}\))?"
 )  # of docker
-_RANK_GIVEN = re.compile(r"(?<![A-Z_])RANK=(\d{1,6})\b")
+_RANK_GIVEN = pattern(r"(?<![A-Z_])RANK=(\d{1,6})\b")
 # Of PBS and LSF: why they ended a job.
-_BATCH_SYSTEM = re.compile(
+_BATCH_SYSTEM = pattern(
     r"(?:=>> )?(?P<text>PBS: job killed: (?P<pbs>walltime)?.{1,200}|TERM_(?P<lsf>RUNLIMIT"
     r"|DEADLINE)?\w{0,30}: job killed .{1,200})"
 )
-_DEATH_SIGNAL = re.compile(
+_DEATH_SIGNAL = pattern(
     r"Received (?:Signals\.)?(?P<signal>SIG[A-Z0-9]{2,8}|\d{1,2}) death signal"
     r"|SignalException: Process \d+ got signal: (?P<number>\d{1,2})$"
 )
 # What a terminal shows of the key.
-_INTERRUPT = re.compile(r"\^C(?:$|Traceback|WARNING:|[WE]\d{4} |\[)")
+_INTERRUPT = pattern(r"\^C(?:$|Traceback|WARNING:|[WE]\d{4} |\[)")
 INTERRUPTED = "interrupted at the terminal (Ctrl-C)"
 STEP_CANCELLED = "its step was cancelled; the log does not say by whom"
-_TABLE_BEGIN = re.compile(r"ChildFailedError:\s*$")
+_TABLE_BEGIN = pattern(r"ChildFailedError:\s*$")
 _WHY = (
     ("TIME LIMIT", "TIMEOUT"),
     ("PREEMPTION", "PREEMPTED"),

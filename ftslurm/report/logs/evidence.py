@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.reasons import STRONG, Reason
 from ftslurm.report.logs.tracebacks import Crash, Raised
 
 Evidence = Raised | Crash | Reason
-_DIGITS = re.compile(r"\d+")
+_DIGITS = pattern(r"\d+")
 
 
 class Found(NamedTuple):

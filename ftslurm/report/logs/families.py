@@ -12,21 +12,23 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ftslurm.pattern import pattern
+
 TOGETHER_NS = 600 * 10**9
 """Difference of the times of last writing up to which files that only count are taken for one job's."""
 JOB_NUMBER = 100
-_OUTPUT = re.compile(
+_OUTPUT = pattern(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
     r"|(?:(?:worker|rank)?log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
-_DATE = re.compile(r"(?:19\d|20[0-4])\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
-_DIGITS = re.compile(r"\d+")
-_STREAM = re.compile(r"(?:out|err|stdout|stderr|log)(?=\.gz$|$|\d+$)")
-_WORD = re.compile(r"([A-Za-z]+)[^A-Za-z0-9]*$")
+_DATE = pattern(r"(?:19\d|20[0-4])\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
+_DIGITS = pattern(r"\d+")
+_STREAM = pattern(r"(?:out|err|stdout|stderr|log)(?=\.gz$|$|\d+$)")
+_WORD = pattern(r"([A-Za-z]+)[^A-Za-z0-9]*$")
 _TASKS = frozenset(("rank", "task", "proc", "process", "worker", "member", "procid", "global"))
 _LOCALS = frozenset(("local", "localrank"))
 _NODES = frozenset(("node", "host", "nid", "cn", "gn", "n", "nodeid", "nodename"))
-_LETTERED = re.compile(r"(?<![A-Za-z])(?P<word>(?:node|host|machine|server)[-_]?)(?P<letter>[a-z])(?=[-_.])")
+_LETTERED = pattern(r"(?<![A-Za-z])(?P<word>(?:node|host|machine|server)[-_]?)(?P<letter>[a-z])(?=[-_.])")
 _STREAMS = frozenset(("log", "out", "err", "stdout", "stderr", "output"))
 _HEADS = frozenset(("master", "chief", "launcher"))
 _WORKERS = _HEADS | {"worker"}
@@ -215,7 +217,7 @@ def is_of_array(name: str) -> bool:
     return _ARRAY.fullmatch(_DIGITS.sub("#", name.rpartition("/")[2])) is not None
 
 
-_ARRAY = re.compile(r"slurm-#_#\.(?:out|err)(?:\.gz)?")
+_ARRAY = pattern(r"slurm-#_#\.(?:out|err)(?:\.gz)?")
 
 
 def _node(name: str, place: int) -> str:

@@ -7,13 +7,13 @@ goes on, or does.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from ftslurm.failures.closing_lines import goes_on_without, went_on
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
@@ -30,15 +30,15 @@ STEPS_WITHOUT = 3
 """Different steps that other ranks print at most after one has ended."""
 BELOW = 3
 """Lines below an exception in which srun reports the end of its process."""
-_EXHAUSTED = re.compile(
+_EXHAUSTED = pattern(
     r"(?i)\bmax(?:imum)? (?:number of )?(?:retries|attempts)|giving up|(?:retries|attempts) (?:failed|exceeded"
     r"|exhausted)"
 )
-_INSTEAD = re.compile(
+_INSTEAD = pattern(
     r"(?i)\bfall(?:ing|s)? ?back\b|\binstead\b|\bnot available\b|\bcontinuing without\b|\bdisabl(?:ed|ing)\b"
     r"|\boptional\b"
 )
-_SKIPPED = re.compile(r"(?i)\b(?:skipped|ignoring)\b")
+_SKIPPED = pattern(r"(?i)\b(?:skipped|ignoring)\b")
 
 
 class Fates:

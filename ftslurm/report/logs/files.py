@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ftslurm.pattern import pattern
 from ftslurm.report.facts import Problem
 from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_array, is_of_one_job, is_output
 from ftslurm.report.logs.lines import Line, lines_of
@@ -19,11 +20,9 @@ from ftslurm.text import plural
 
 MAX_FILES = 4096
 MAX_FOLDERS = 256
-_OF_RANK = re.compile(r"(?i)std(?:out|err)|rank[-_.]?\d|\.(?:out|err|log)\.txt")
+_OF_RANK = pattern(r"(?i)std(?:out|err)|rank[-_.]?\d|\.(?:out|err|log)\.txt")
 """In names of texts that are a job's output."""
-_ABOUT = re.compile(
-    r"(?i)(?:.*[-_.])?(?:describe|events?|dmesg|journal|sacct|scontrol|seff|kubectl)\b.*\.(?:txt|log|out)"
-)
+_ABOUT = pattern(r"(?i)(?:.*[-_.])?(?:describe|events?|dmesg|journal|sacct|scontrol|seff|kubectl)\b.*\.(?:txt|log|out)")
 """Names of files in which a user keeps what tools print about a job."""
 DEPTH = 2
 """Levels of folders that are searched where a directory itself has no output file."""

@@ -5,7 +5,6 @@ An exception may have been caught: `fates` has whether it ended its process.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
 from ftslurm.failures.stated_lines import stated_in
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.attempt_log import AttemptLog, number_of, until
 from ftslurm.report.logs.evidence import Found, is_strong, last_line_of
 from ftslurm.report.logs.fates import Fates
@@ -27,8 +27,8 @@ BEFORE_OTHERS = 40
 """Lines of other ranks between a traceback and the moment at which they notice the end of its process."""
 TOGETHER_LINES = 3
 """Lines between two tracebacks of ranks that fail together; with more between, the first one was caught."""
-DEATH_SIGNAL = re.compile(r"Received \S{1,20} death signal|SignalException: Process \d+ got signal|\^C")
-_WATCHDOG = re.compile(
+DEATH_SIGNAL = pattern(r"Received \S{1,20} death signal|SignalException: Process \d+ got signal|\^C")
+_WATCHDOG = pattern(
     r"ProcessGroupNCCL\.cpp:\d+\].{0,80}(?:Watchdog caught collective|Some NCCL operations have failed)"
 )
 _LAUNCHERS = frozenset(
@@ -38,23 +38,23 @@ _LAUNCHER_FILES = (
     "/accelerate/commands/", "/deepspeed/launcher/", "/torch/distributed/launch.py", "/torch/distributed/run.py",
     "/lightning_fabric/strategies/launchers/", "/horovod/runner/", "/torchelastic/distributed/launch.py",
 )  # fmt: skip
-_MILD = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
-_EXCERPT = re.compile(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the process that failed
+_MILD = pattern(r"\b(?:WARN(?:ING)?|INFO|DEBUG|warning)\b")
+_EXCERPT = pattern(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the process that failed
 # Of NCCL's warnings of a fabric, those on this side of a connection: 12 and 13 are of a peer that does not answer, 5 of
 # what was sent after that.
-_OWN_NCCL = re.compile(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!(?:5|1[23])\b)\d")
-_KERNEL = re.compile(r"\.(?:cu|cuh|h|hip|cpp):\d{1,6}: .{0,300}?Assertion `.{1,200}[`'] failed")
-_OF_END = re.compile(r"(?i)\bexit|return ?code|\bstatus\b|terminated|\bdied\b|killed|\bfail")
+_OWN_NCCL = pattern(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!(?:5|1[23])\b)\d")
+_KERNEL = pattern(r"\.(?:cu|cuh|h|hip|cpp):\d{1,6}: .{0,300}?Assertion `.{1,200}[`'] failed")
+_OF_END = pattern(r"(?i)\bexit|return ?code|\bstatus\b|terminated|\bdied\b|killed|\bfail")
 """In what a launcher raises because a process of its own has ended."""
-_OF_LAUNCH = re.compile(
+_OF_LAUNCH = pattern(
     r"(?:torchrun|torch\.distributed|accelerate|deepspeed|launch)\b[^\0]{0,4000}(?:exit status|return ?code|status) \d"
 )
-_BARE = re.compile(r"terminate called after throwing an instance of 'c10::DistBackendError'\s*")
-_LATE_THREAD = re.compile(r"terminate called (?:without an active exception|recursively)")
-_SPAWNED = re.compile(r"process \d+ terminated with (?:signal|exit code) ")
+_BARE = pattern(r"terminate called after throwing an instance of 'c10::DistBackendError'\s*")
+_LATE_THREAD = pattern(r"terminate called (?:without an active exception|recursively)")
+_SPAWNED = pattern(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
-_REFERS = re.compile(
+_REFERS = pattern(
     r"(?i)root cause (?:is )?above|\bsee (?:the )?stack ?trace for (?:the )?root cause"
     r"|\b(?:see|check|inspect|refer to|look at)\b.{0,60}\b(?:above|earlier|previous)\b"
 )

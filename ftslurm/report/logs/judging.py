@@ -6,13 +6,13 @@ reaction. A rank that is not named stays unknown.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
@@ -40,18 +40,18 @@ from ftslurm.report.logs.tracebacks import Raised, names_rank
 from ftslurm.report.wording import STALLED
 from ftslurm.text import names, plural, ranges
 
-_DIGITS = re.compile(r"\d+")
-_MISSING_DIRECTORY = re.compile(
+_DIGITS = pattern(r"\d+")
+_MISSING_DIRECTORY = pattern(
     r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
 )
-_MISSING_RANKS, _MISSING_RANK = re.compile(r"^(?:Missing|Stalled) ranks:\s*$"), re.compile(r"(\d{1,6})!?: \[")
-_MISSING_OF_TENSOR = re.compile(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
-_GIVEN = re.compile(
+_MISSING_RANKS, _MISSING_RANK = pattern(r"^(?:Missing|Stalled) ranks:\s*$"), pattern(r"(\d{1,6})!?: \[")
+_MISSING_OF_TENSOR = pattern(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
+_GIVEN = pattern(
     r"\bWORLD_SIZE=\d+\b.{0,200}(?<![A-Z_])RANK=(\d{1,6})\b|(?<![A-Z_])RANK=(\d{1,6})\b.{0,200}\bWORLD_SIZE=\d"
     r"|\bJobEnvironment\(.{1,200}\bglobal_rank=(\d{1,6})"  # of submitit
 )
 STALLED_SHOWN = 64
-_OWN_NAME = re.compile(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
+_OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ the traceback in whose middle it ends, else an error in its last lines or an exc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from ftslurm.failures.reason import CUT
 from ftslurm.failures.stated_lines import Stated, stated_in
 from ftslurm.failures.stderr_witness import CHILD, Witness, witness
 from ftslurm.failures.traceback_text import open_frames
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
 from ftslurm.report.failed_worker import NO_END
@@ -31,13 +31,13 @@ ERROR_LINES, NEIGHBOURS, AFTER_ERROR = 60, 4, 6
 """Lines at the end in which words of a failure are sought; between two of these; of other kinds after the last one."""
 INTRODUCTION = 12
 """Lines above a traceback that introduce it, so that their words are not a failure of their own."""
-_IN_WORDS = re.compile(
+_IN_WORDS = pattern(
     r"(?i)\b(?:error|err|fatal|failed|failure|failing|fails|exception|abort(?:ed|ing)?|panic|cannot|could not"
     r"|couldn't|can't"
     r"|unable to|timed out|not found|no such|denied|refused|exhausted|exceeded|crashed|killed|corrupt(?:ed)?|invalid"
     r"|core dumped|out of memory|lost connection|unreachable)\b|(?-i:\w(?:Error|Exception)\b)"
 )
-_HARMLESS = re.compile(
+_HARMLESS = pattern(
     r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{3,4} |\[[WI] |\w*Warning: "
     r"|: [IW] \S{1,200}:\d+\]"
     r"|\b(?:0|no|without|any) (?:errors?|fail\w+)|\b(?:errors?|failed|invalid)(?: ?rate)?\s?[:=]\s?[\d.]"
@@ -47,8 +47,8 @@ _HARMLESS = re.compile(
     r"|disabled"
     r"|optional|dropped)\b"
 )
-_STAMPS = re.compile(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
-_PASSED_ON = re.compile(r"\(RANK (\d{1,6})\)$")
+_STAMPS = pattern(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
+_PASSED_ON = pattern(r"\(RANK (\d{1,6})\)$")
 """At a header, of a traceback that torch's checkpoints pass on from another rank."""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.collectors import uncollected
 from ftslurm.report.logs.reading import Excerpt
 
@@ -24,18 +25,18 @@ LEAST = 20
 LABELLED = 0.7
 """Share of lines that must begin with a label for it to be one: a program may print such text by itself."""
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?:]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?|[()][A-Z0-9]|.)?")
-_SHOWN_ESCAPE = re.compile(r"\^\[\[[0-9;]{0,20}[A-Za-z]")  # as some viewers show it
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
-_TASK = re.compile(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
-_HOST = re.compile(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?|(?:\d{1,3}\.){3}\d{1,3}): ")
+_ESCAPE = pattern(r"\x1b(?:\[[0-9;?:]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?|[()][A-Z0-9]|.)?")
+_SHOWN_ESCAPE = pattern(r"\^\[\[[0-9;]{0,20}[A-Za-z]")  # as some viewers show it
+_CONTROL = pattern(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
+_TASK = pattern(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
+_HOST = pattern(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?|(?:\d{1,3}\.){3}\d{1,3}): ")
 # Of Intel MPI's patterns, and of torch_xla's launcher.
-_HOST_RANK = re.compile(
+_HOST_RANK = pattern(
     r"(\[(?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5})\]:"
     r"|(?P<ip>(?:\d{1,3}\.){3}\d{1,3}) \[(?P<index>\d{1,6})\] ?)"
 )
-_POD_NAME = re.compile(r"([a-z][a-z0-9.-]{2,80}-\d{1,4}) ")  # behind a collector's time
-_OWN = re.compile(
+_POD_NAME = pattern(r"([a-z][a-z0-9.-]{2,80}-\d{1,4}) ")  # behind a collector's time
+_OWN = pattern(
     r"\[rank(?P<rank>\d{1,6})\]: ?"
     r"|\[(?P<role>[a-z][a-z_]{0,20}?)(?P<local>\d{1,4})\]:"
     r"|\[(?:\w[\w.-]{0,80}@)?1,(?P<mpi>\d{1,6})\](?:<\w{1,8}>)?:"
@@ -44,47 +45,47 @@ _OWN = re.compile(
     r"|\((?P<actor>[\w.:()-]{1,80}) pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\d.]{7,15}))?\) "
 )
 # A progress bar has no line end; what another rank prints follows in its line.
-_BEHIND = re.compile(
+_BEHIND = pattern(
     r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<other>\[rank\d{1,6}\]: ?Traceback \(most recent"
     r"|(?:\[rank\d{1,6}\]: ?|(?<!\]:)(?<!\]: ))\[[EWF]\d{0,4} (?:[\d:.]{8,20} )?ProcessGroup\w{1,20}\.cpp:\d)"
 )
 # Lines that a viewer numbers, before a label of torch.
-_COUNTED = re.compile(r"(?m)^\[(\d{1,9})\] (?=\[(?:rank|default)\d{1,6}\]:)")
+_COUNTED = pattern(r"(?m)^\[(\d{1,9})\] (?=\[(?:rank|default)\d{1,6}\]:)")
 # Ray prints the frames of another process below this line instead of a traceback's header.
-_REMOTE = re.compile(
+_REMOTE = pattern(
     r"(?m)(?<=[ )\n])(?:(?:ray\.exceptions\.)?RayTaskError\(\w+\)|Unhandled error \([^)\n]{1,80}\)): ray::[^\n]*"
     r"(?=\n(?: {4}[^\n]*\n)?[^\n]{0,120}  File \")|"
     r"\Aray\.exceptions\.RayTaskError\(\w+\): ray::[^\n]*(?=\n  File \")"
 )
-_PROCESS = re.compile(r"\(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.]{7,15})")
-_TENSOR = re.compile(r"(?:Vllm)?Worker_TP(\d{1,4})")  # of vLLM, the rank among those of tensor parallelism
-_OF_PROCESS = re.compile(r"(?:[\d.]+ )?pid \d+$")
-_REPR_RANK = re.compile(r"repr=\w[\w.]{0,120}\[rank=(\d{1,6})\]")
+_PROCESS = pattern(r"\(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.]{7,15})")
+_TENSOR = pattern(r"(?:Vllm)?Worker_TP(\d{1,4})")  # of vLLM, the rank among those of tensor parallelism
+_OF_PROCESS = pattern(r"(?:[\d.]+ )?pid \d+$")
+_REPR_RANK = pattern(r"repr=\w[\w.]{0,120}\[rank=(\d{1,6})\]")
 REMOTE = " of process "
 """Behind the header of a traceback of Ray's: the process follows."""
 _HEADER = "Traceback (most recent call last):"
-_RANK_TAG = re.compile(r"[\[(](?:rank|worker|trainer)[ _#]?(\d{1,6})[\])] ")  # of a program's own logger
-_TAG = re.compile(r"\[(\d{1,6})\](?:: ?(?=.)| )")  # of MPI launchers and of NVIDIA's
+_RANK_TAG = pattern(r"[\[(](?:rank|worker|trainer)[ _#]?(\d{1,6})[\])] ")  # of a program's own logger
+_TAG = pattern(r"\[(\d{1,6})\](?:: ?(?=.)| )")  # of MPI launchers and of NVIDIA's
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
-_POD = re.compile(
+_POD = pattern(
     r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40}|[A-Za-z][\w./@-]{0,60}(?= *\| ))(?: [A-Za-z][\w.-]{0,60})?"
     r"(?: *\| |:? (?=\[rank\d{1,6}\]:|\[default\d{1,4}\]:))"
 )
-_NAMED_RANK = re.compile(r"(?i)rank[-_]?(\d{1,6})")
-_BY_SLURM = re.compile(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
-_STAMP = re.compile(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
-_BY_TORCH = re.compile(r"\[[EWF]\d{0,4} [\d:.]{0,20} ?\w{1,40}\.cpp:\d")
-_CONTINUED = re.compile(r"nccl\w{4,30}Error: |Last error:|Exception raised from |frame #\d")
+_NAMED_RANK = pattern(r"(?i)rank[-_]?(\d{1,6})")
+_BY_SLURM = pattern(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
+_STAMP = pattern(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
+_BY_TORCH = pattern(r"\[[EWF]\d{0,4} [\d:.]{0,20} ?\w{1,40}\.cpp:\d")
+_CONTINUED = pattern(r"nccl\w{4,30}Error: |Last error:|Exception raised from |frame #\d")
 _LAST_ERROR = "Last error:"
-_BLOCK = re.compile(r"-{10}(?P<border>Begin|End) global rank (?P<rank>\d{1,6}) STD(?:OUT|ERR)-{10}$")
-_LABELS = re.compile(
+_BLOCK = pattern(r"-{10}(?P<border>Begin|End) global rank (?P<rank>\d{1,6}) STD(?:OUT|ERR)-{10}$")
+_LABELS = pattern(
     rf"(?:{_STAMP.pattern})?(?:{_TASK.pattern}|{_HOST.pattern}|{_POD.pattern}"
     r"|\[(?!rank\d)[a-z][a-z_]{0,20}?\d{1,4}\]: ?|\[1,(?:\d+|mpirank:[^]]{1,80})\][^:]{0,9}:"
     r"|\[\d{1,6}\](?:: ?(?=.)| )){0,4}"
 )
-_BOX_OF_MPI = re.compile(r"={10,}$|= {3}\S|-{20,}$")
-_OF_STEP = re.compile(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
-_TASKS_ENDED = re.compile(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
+_BOX_OF_MPI = pattern(r"={10,}$|= {3}\S|-{20,}$")
+_OF_STEP = pattern(r" {0,6}\d{1,6}: (?:slurmstepd|srun): ")
+_TASKS_ENDED = pattern(r"srun: error: \S{1,300}: tasks? ([\d,-]{1,300}): ")
 
 
 class Line(NamedTuple):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.predicates import lost_child
+from ftslurm.pattern import pattern
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
@@ -46,9 +46,9 @@ from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.table import seconds_between
 from ftslurm.report.logs.tracebacks import Raised
 
-_KILLED = re.compile(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
-_TRACED = re.compile(r"\+{1,3} (?:\S{1,80}/)?(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed) ")  # of set -x
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_KILLED = pattern(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
+_TRACED = pattern(r"\+{1,3} (?:\S{1,80}/)?(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed) ")  # of set -x
+_NUMBER = pattern(r"\d+(?:\.\d+)?")
 QUOTED = 12
 """Characters from which on a message that another one contains is the same by no chance."""
 CLOCK_DOUBT_S = 2

@@ -10,42 +10,43 @@ from ftslurm.failures.closing_lines import is_summary
 from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.retryability import OTHER_FAILED
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import signal_name
 
 STACK = 12
 """Lines of MPI's error stack that are read."""
 # Of UCX and MXM, Open MPI, glog and abseil.
-_CRASH = re.compile(
+_CRASH = pattern(
     r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){0,3}\] +Caught signal (?P<number>\d{1,2}) \("
     r"|\[(?P<host>[\w.-]{1,80}):\d+\] Signal: [A-Za-z ]{3,40} \((?P<code>\d{1,2})\)"
     r"|\*\*\* (?P<name>SIG(?:SEGV|ABRT|BUS|FPE|ILL|TERM)) (?:.{0,120}received by PID \d+|received at time=\d+)"
 )
-_UCX = re.compile(
+_UCX = pattern(
     r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){1,3}\] +(?P<text>\S+\.\w+:\d+ +(?:Assertion `|Fatal: "
     r"|\w[\w ]{3,40} exceeded on ).{1,300})"
 )
 # Of MPICH and what is built on it.
-_MPI = re.compile(
+_MPI = pattern(
     r"(?:MPICH ERROR \[Rank \d+\] .{0,120}\[(?P<node>[\w.-]{1,80})\] - )?Abort\(\d+\)(?: on node \d+)? "
     r"\(rank (?P<rank>\d{1,6}) in comm 0\): (?P<text>Fatal error in .{1,200})"
 )
 # Of glog, TensorFlow and Ray, which end a process by such a line.
-_FATAL = re.compile(
+_FATAL = pattern(
     r"(?:(?:.{0,200}\])?(?:\d{4}-\d\d-\d\d [\d:.]{8,20}: F|F\d{4} [\d:.]{8,26} +\d+) \S{1,200}:\d+\] +"
     r"|.{0,80}: Unhandled exception: \S{1,200}\. what\(\): )(?P<text>\S.{1,1000})"
 )
 # The first line of the stack repeats the call with its arguments.
-_MPI_STACK = re.compile(r"\w{3,60}\(\d+\)\.*: ?(?! ?MPI_\w+\(.*\) failed$)(?P<text>.*)")
-_PLACE = re.compile(r"(?<=\()\w+\.c:\d+:\w+:")
+_MPI_STACK = pattern(r"\w{3,60}\(\d+\)\.*: ?(?! ?MPI_\w+\(.*\) failed$)(?P<text>.*)")
+_PLACE = pattern(r"(?<=\()\w+\.c:\d+:\w+:")
 # Of Open MPI and MPICH, where a program calls MPI_Abort: its reason is above or below.
-_ABORT_CALLED = re.compile(
+_ABORT_CALLED = pattern(
     r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) in"
     r"|application called MPI_Abort\(\w+, -?\d+\) - process (?P<process>\d{1,6})"
 )
-_RULE = re.compile(r"-{20,}\s*$")
+_RULE = pattern(r"-{20,}\s*$")
 ABOVE, NOTICE = 12, 40
 """Lines above an MPI_Abort in which its reason is sought; of a notice between two rules."""
-_FATAL_NOTICE = re.compile(
+_FATAL_NOTICE = pattern(
     r"(?:There are not enough slots|(?:PRTE|ORTE|PMIX|Open MPI) has lost communication|mpi(?:run|exec) was unable to)"
 )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from ftslurm.pattern import pattern
 
-_AFTERMATH = re.compile(
+_AFTERMATH = pattern(
     r"\s*$|\s+\S|[-=*_~]{3,}|\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]|[WEF]\d{4} |I\d{4} .{0,60}torch/"
     r"|\S+:\d+: \w*Warning: "
     r"|Exception ignored "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.closing_lines import goes_on_without, went_on
 from ftslurm.failures.logged_error import logged_error
+from ftslurm.pattern import pattern
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End
@@ -20,9 +20,9 @@ from ftslurm.report.logs.success import says_completed, works
 from ftslurm.report.logs.tracebacks import names_rank
 
 QUOTE_LIMIT = 200
-OF_RUNTIME = re.compile(r"\.(?:cc|cpp|h|hpp):\d+\]")
+OF_RUNTIME = pattern(r"\.(?:cc|cpp|h|hpp):\d+\]")
 """In lines of the runtime of collectives, which tell of connections, too."""
-_DIGITS = re.compile(r"\d+")
+_DIGITS = pattern(r"\d+")
 BEFORE_OTHERS = 40
 """Lines before the first consequence in which the error that it follows from may have been logged."""
 _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
@@ -30,7 +30,7 @@ _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 
 Origin = tuple[RankError, str]
 """A failure, and the output that is evidence of it."""
-_LOST_TASK = re.compile(r"/task:(\d{1,6})\W.{0,80}heartbeat timeout")
+_LOST_TASK = pattern(r"/task:(\d{1,6})\W.{0,80}heartbeat timeout")
 
 
 def unused(errors: Collection[int]) -> int:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import End, with_code
 from ftslurm.report.logs.lines import Line
 
 NEAR, ABOVE = 4, 200
 """Lines around an exit code in which its reason is; above it, in which the pod's name is."""
 KILLED = "OOMKilled"
-_CODE = re.compile(r"\s+(?:Exit Code:|exitCode:|\"exitCode\":) *(\d{1,3}),?\s*$")
-_REASON = re.compile(r"\s+(?:Reason:|reason:|\"reason\":) *\"?(\w{3,40})\"?,?\s*$")
-_ENDED = re.compile(
-    r"Reason: +(Evicted|Preempt\w{2,10}|NodeLost|DeadlineExceeded|NodeShutdown|Shutdown|Terminated)\s*$"
-)
-_EVENT = re.compile(
+_CODE = pattern(r"\s+(?:Exit Code:|exitCode:|\"exitCode\":) *(\d{1,3}),?\s*$")
+_REASON = pattern(r"\s+(?:Reason:|reason:|\"reason\":) *\"?(\w{3,40})\"?,?\s*$")
+_ENDED = pattern(r"Reason: +(Evicted|Preempt\w{2,10}|NodeLost|DeadlineExceeded|NodeShutdown|Shutdown|Terminated)\s*$")
+_EVENT = pattern(
     r"\S{1,20} +Warning +(?P<why>Evicted|Preempted|TaintManagerEviction|NodeNotReady) +[Pp]od/(?P<pod>\S{1,200})"
     r" +(?P<text>\S.{0,400})$"
 )
-_MESSAGE = re.compile(r"Message: +(\S.{0,400})$")
-_NOT_STARTED = re.compile(
+_MESSAGE = pattern(r"Message: +(\S.{0,400})$")
+_NOT_STARTED = pattern(
     r"\s+Warning +(?:Failed|FailedMount|FailedScheduling|FailedCreatePodSandBox|InspectFailed|ErrImageNeverPull)\s"
     r".{0,60}?\s(?:kubelet|\S{0,40}scheduler)\S{0,80}\s+(\S.{7,600})$"
 )
-_STARTED = re.compile(r"\s+Normal +Started\s")
-_NAME = re.compile(r"Name: +(\S{1,200})\s*$")
+_STARTED = pattern(r"\s+Normal +Started\s")
+_NAME = pattern(r"Name: +(\S{1,200})\s*$")
 
 
 def evicted(lines: Sequence[Line], i: int) -> End | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from ftslurm.dataclasses import replace
 from ftslurm.failures.causes import classify
 from ftslurm.failures.exception_line import exception_in
@@ -11,6 +9,7 @@ from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.predicates import lost_child
 from ftslurm.failures.reason import CUT, by_distributed, links, reason
 from ftslurm.failures.traceback_text import open_frames
+from ftslurm.pattern import pattern
 from ftslurm.records.error import IN_LOG, ExceptionRecord, HostResources, OomKills
 from ftslurm.report.facts import RankError
 from ftslurm.report.failed_worker import evidence_of, failed_worker_of
@@ -25,20 +24,18 @@ UNKNOWN = -1
 XIDS = 4
 LOCAL = ("localhost", "localhost.localdomain")
 # Slurm measures a step's memory and kills it by itself: the kernel and its counters have no part in it.
-_BY_SLURM = re.compile(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit")
-_THROWN = re.compile(
-    r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})"
-)  # before an abort
+_BY_SLURM = pattern(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit")
+_THROWN = pattern(r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})")  # before an abort
 # Of Ray, on the task that it killed: another process raises that.
-_BY_RAY = re.compile(
+_BY_RAY = pattern(
     r"\(IP: (?P<ip>[\d.]{7,15}), ID: \w{1,80}\) where the (?:task|lease) \([^)]{0,300}?\bpid=(?P<pid>\d{1,9})\b"
 )
-DEAD_NODE = re.compile(
+DEAD_NODE = pattern(
     r"node with node id: \w{1,80} and address: (?P<node>[\w.:-]{1,80}) .{0,160}has been marked dead because"
     r" (?P<why>[^.\n]{1,160})"
 )
 """Of Ray."""
-_OF_DEVICE = re.compile(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
+_OF_DEVICE = pattern(r"CUDA|cuda|cuBLAS|cuDNN|NVML")
 
 
 def error_of(log: AttemptLog, thing: Evidence, rank: int, node: str | None = None) -> RankError:

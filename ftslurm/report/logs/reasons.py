@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.nccl_timeout import rank_in, timeout_in
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.native import NOTICE, STACK, Native, abort_called, native_end, notice
 from ftslurm.report.logs.noise import is_aftermath
@@ -41,18 +42,18 @@ class Reason:
     rank: int | None = None
 
 
-_ABORT = re.compile(
+_ABORT = pattern(
     r"terminate called (?:after throwing|without an active|recursively)|libc\+\+abi.{0,20}: terminating"
     r"|[^\n:]{1,200}: [^\n]{1,300}: Assertion `[^\n]{1,300}' failed\.|double free or corruption"
     r"|(?:free|malloc|realloc|munmap_chunk|malloc_consolidate)\(\): [a-z]|corrupted (?:size vs|double-linked)"
     r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*"
 )
 # Also where the rest of the line was cut off.
-_WATCHDOG = re.compile(
+_WATCHDOG = pattern(
     r"(?:ProcessGroupNCCL\.cpp:\d+\]|what\(\): ).{0,160}?"
     r"(?:watchdog thread terminated with exception|Watchdog caught c)"
 )
-_CONTAINER = re.compile(
+_CONTAINER = pattern(
     r"(?:error: )?pyxis: (?P<pyxis>(?!import|creating|starting|removing|skipping|printing|if the image|container "
     r"start failed|child \d+ failed|\s*\[(?:INFO|WARN)).{3,400})"
     r"|(?:error: )?(?P<start>pyxis: container start failed.{0,100})"
@@ -61,87 +62,85 @@ _CONTAINER = re.compile(
     r"|^docker: (?P<docker>Error response from daemon.{0,300})"
     r"|error: (?P<spank>spank: required plugin .{0,200})"
 )
-_OF_SHELL = re.compile(
+_OF_SHELL = pattern(
     r"\S{1,300}: line \d+: .{1,400}: (?:command not found|No such file or directory|Permission denied)$"
 )
-_REQUEST = re.compile(r': (?:Get|Post|Head) "https?://.*$')  # of Docker's client
-_MOUNTED = re.compile(r"(failed to mount: \S{1,300}) at \S{1,300}(?=:)")  # where to is a directory of the runtime's
-_PERHAPS = re.compile(r", possible causes are .*$")
-_LMOD = re.compile(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$")
-_CHDIR = re.compile(
-    r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
-)
-_CONTAINER_WHY = re.compile(
+_REQUEST = pattern(r': (?:Get|Post|Head) "https?://.*$')  # of Docker's client
+_MOUNTED = pattern(r"(failed to mount: \S{1,300}) at \S{1,300}(?=:)")  # where to is a directory of the runtime's
+_PERHAPS = pattern(r", possible causes are .*$")
+_LMOD = pattern(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$")
+_CHDIR = pattern(r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?")
+_CONTAINER_WHY = pattern(
     r"(?i)no space|no such|denied|not found|unauthorized|forbidden|\b40[134]\b|input/output|cannot allocate|timed? ?out"
     r"|nvidia-container-cli|no loop devices|bad superblock"
     r"|manifest|quota|exceeded|read-only|refused|unreachable|not permitted"
 )
 _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
-    (re.compile(r"(?:error: |^)execve\(\): (?P<m>.{1,400})"), "spawn", None, "could not be started: {m}", STRONG),
-    (re.compile(r"srun: error: (?P<m>(?:task .{0,40}launch failed|Task launch for .{0,60} failed).{0,200})"),
+    (pattern(r"(?:error: |^)execve\(\): (?P<m>.{1,400})"), "spawn", None, "could not be started: {m}", STRONG),
+    (pattern(r"srun: error: (?P<m>(?:task .{0,40}launch failed|Task launch for .{0,60} failed).{0,200})"),
      "spawn", None, "{m}", STRONG),
-    (re.compile(r"srun: error: (?P<m>Unable to (?:create step|confirm allocation|allocate).{0,300})"),
+    (pattern(r"srun: error: (?P<m>Unable to (?:create step|confirm allocation|allocate).{0,300})"),
      "spawn", None, "srun: {m}", WEAK),
-    (re.compile(r"srun: (?:error|fatal): (?P<m>(?:Only allocated|Invalid|Requested|More |No |Step |Job )"
+    (pattern(r"srun: (?:error|fatal): (?P<m>(?:Only allocated|Invalid|Requested|More |No |Step |Job )"
                 r"(?!.*\bon hold).{3,300})"), "spawn", None, "srun: {m}", STRONG),
-    (re.compile(r"^\S{0,300}slurm_script: line \d+: (?P<m>\$'\\r'): command not found$"), "exit", 127,
+    (pattern(r"^\S{0,300}slurm_script: line \d+: (?P<m>\$'\\r'): command not found$"), "exit", 127,
      "the batch script has DOS line ends: {m}", STRONG),
-    (re.compile(r"^(?P<m>(?:srun|sbatch|salloc|mpirun|mpiexec): (?:unrecognized|unknown|invalid|illegal) option "
+    (pattern(r"^(?P<m>(?:srun|sbatch|salloc|mpirun|mpiexec): (?:unrecognized|unknown|invalid|illegal) option "
                 r".{1,300})"),
      "spawn", None, "{m}", STRONG),
-    (re.compile(r"^\S*python[\d.]*: (?P<m>can't (?:open file|find '__main__' module in) .{1,400})"),
+    (pattern(r"^\S*python[\d.]*: (?P<m>can't (?:open file|find '__main__' module in) .{1,400})"),
      "exit", 2, "{m}", STRONG),
-    (re.compile(r"^\S*python[\d.]*: Error while finding module specification for \S{1,200} \((?P<m>.{1,300})\)$"),
+    (pattern(r"^\S*python[\d.]*: Error while finding module specification for \S{1,200} \((?P<m>.{1,300})\)$"),
      "exit", 1, "{m}", STRONG),
-    (re.compile(r"^\S*python[\d.]*: (?P<m>No module named \S{1,200})$"), "exit", 1,
+    (pattern(r"^\S*python[\d.]*: (?P<m>No module named \S{1,200})$"), "exit", 1,
      "ModuleNotFoundError: {m}", STRONG),
-    (re.compile(r"(?:\S{0,300}/)?(?P<m>[^/\s]{1,80}): error while loading shared libraries: (?P<library>.{1,300})"),
+    (pattern(r"(?:\S{0,300}/)?(?P<m>[^/\s]{1,80}): error while loading shared libraries: (?P<library>.{1,300})"),
      "exit", 127, "cannot start {m}: {library}", STRONG),
-    (re.compile(r"(?P<m>\S{1,200}: symbol lookup error: .{1,300})"), "exit", 127, "cannot start {m}", STRONG),
-    (re.compile(r"^(?P<m>(?:\S{0,200}/)?(?:env|nohup|timeout|nice|stdbuf|setsid|taskset|numactl|ionice): "
+    (pattern(r"(?P<m>\S{1,200}: symbol lookup error: .{1,300})"), "exit", 127, "cannot start {m}", STRONG),
+    (pattern(r"^(?P<m>(?:\S{0,200}/)?(?:env|nohup|timeout|nice|stdbuf|setsid|taskset|numactl|ionice): "
                 r"(?:failed to (?:run command|execute) )?[\u2018'\"].{1,300}[\u2019'\"]: "
                 r"(?:No such file or directory|Permission denied))$"),
      "exit", None, "cannot start {m}", STRONG),
-    (re.compile(r"^\S{1,300}: line (?P<line>\d+): (?P<m>syntax error.{1,300})$"), "exit", 2,
+    (pattern(r"^\S{1,300}: line (?P<line>\d+): (?P<m>syntax error.{1,300})$"), "exit", 2,
      "{m} (line {line} of the batch script)", STRONG),
-    (re.compile(r"^\S{1,300}: line \d+: (?P<m>cd: .{1,300}: (?:No such file or directory|Permission denied))$"),
+    (pattern(r"^\S{1,300}: line \d+: (?P<m>cd: .{1,300}: (?:No such file or directory|Permission denied))$"),
      "exit", 1, "{m}", WEAK),
-    (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): (?P<m>.{1,300}: command not found)$"), "exit", 127,
+    (pattern(r"^\S{0,300}slurm_script: line (?P<line>\d+): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m} (line {line} of the batch script)", WEAK),
-    (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): "
+    (pattern(r"^\S{0,300}slurm_script: line (?P<line>\d+): "
                 r"(?P<m>.{1,300}: (?:No such file or directory|Permission denied))$"),
      "exit", 126, "cannot start {m} (line {line} of the batch script)", WEAK),
-    (re.compile(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: command not found)$"), "exit", 127, "cannot start {m}", WEAK),
-    (re.compile(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: (?:No such file or directory|Permission denied))$"),
+    (pattern(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: command not found)$"), "exit", 127, "cannot start {m}", WEAK),
+    (pattern(r"^\S{1,300}: line \d+: (?P<m>.{1,300}: (?:No such file or directory|Permission denied))$"),
      "exit", 126, "cannot start {m}", WEAK),
-    (re.compile(r"^\S{0,300}slurm_script: line (?P<line>\d+): (?P<m>\S{1,200}: unbound variable)$"), "exit", 1,
+    (pattern(r"^\S{0,300}slurm_script: line (?P<line>\d+): (?P<m>\S{1,200}: unbound variable)$"), "exit", 1,
      "{m} (line {line} of the batch script)", STRONG),
-    (re.compile(r"^\S{1,300}: line \d+: (?P<m>\S{1,200}: unbound variable)$"), "exit", 1, "{m} in the batch script",
+    (pattern(r"^\S{1,300}: line \d+: (?P<m>\S{1,200}: unbound variable)$"), "exit", 1, "{m} in the batch script",
      STRONG),
-    (re.compile(r"^(?P<m>(?:cp|mv|tar|rsync|mkdir|ln|scp|dd|unzip|wget|curl|git|cd|source): .{1,400}: "
+    (pattern(r"^(?P<m>(?:cp|mv|tar|rsync|mkdir|ln|scp|dd|unzip|wget|curl|git|cd|source): .{1,400}: "
                 r"(?:No space left on device|No such file or directory|Permission denied|Disk quota exceeded"
                 r"|Read-only file system|Input/output error|Stale file handle))$"),
      "exit", None, "{m}", WEAK),
-    (re.compile(r"^(?P<m>(?:\S{1,200}: )?(?:Permission denied \((?:publickey|password|gssapi|keyboard)[\w,-]{0,100}\)"
+    (pattern(r"^(?P<m>(?:\S{1,200}: )?(?:Permission denied \((?:publickey|password|gssapi|keyboard)[\w,-]{0,100}\)"
                 r"|Host key verification failed)\.?)$"),
      "exit", 255, "ssh: {m}", WEAK),
-    (re.compile(r"^(?P<m>ssh: (?:connect to host|Could not resolve hostname) .{1,300})$"), "exit", 255, "{m}", WEAK),
-    (re.compile(r"^(?P<m>(?:ERROR|Error): (?:Could not consume arg|The function received|Cannot find key|No such option"
+    (pattern(r"^(?P<m>ssh: (?:connect to host|Could not resolve hostname) .{1,300})$"), "exit", 255, "{m}", WEAK),
+    (pattern(r"^(?P<m>(?:ERROR|Error): (?:Could not consume arg|The function received|Cannot find key|No such option"
                 r"|No such command|Missing (?:option|argument|command)|Invalid value for|Got unexpected extra argument)"
                 r".{0,400})$"), "exit", 2, "{m}", WEAK),
-    (re.compile(r"^but OMPI was not built with (?P<m>SLURM's PMI support)"), "exit", 1,
+    (pattern(r"^but OMPI was not built with (?P<m>SLURM's PMI support)"), "exit", 1,
      "Open MPI was not built with {m}, by which srun starts processes", STRONG),
-    (re.compile(r"^(?P<m>Could not override '[^']{1,200}'|In '[^']{1,200}': Could not find '[^']{1,200}')"), "exit", 1,
+    (pattern(r"^(?P<m>Could not override '[^']{1,200}'|In '[^']{1,200}': Could not find '[^']{1,200}')"), "exit", 1,
      "Hydra: {m}", STRONG),
-    (re.compile(r"(?P<m>Scheduler watchdog timeout \(.{1,200})"), "exit", None, "SGLang: {m}", STRONG),
-    (re.compile(r"failed to load '(?P<model>[^']{1,100})' version \d+: (?P<m>[^\"]{1,400})"), "exit", 1,
+    (pattern(r"(?P<m>Scheduler watchdog timeout \(.{1,200})"), "exit", None, "SGLang: {m}", STRONG),
+    (pattern(r"failed to load '(?P<model>[^']{1,100})' version \d+: (?P<m>[^\"]{1,400})"), "exit", 1,
      "the model {model} could not be loaded: {m}", STRONG),
-    (re.compile(r":\d+: \[GPU \d+\] (?P<m>Peer GPU \d+ is not accessible)"), "exit", 255, "NVSHMEM: {m}", STRONG),
-    (re.compile(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
+    (pattern(r":\d+: \[GPU \d+\] (?P<m>Peer GPU \d+ is not accessible)"), "exit", 255, "NVSHMEM: {m}", STRONG),
+    (pattern(r"^(?:slurm_script|bash|\S*/slurm_script): (?P<m>.{1,300}: command not found)$"), "exit", 127,
      "cannot start {m}", WEAK),
 )  # fmt: skip
 # Nearly all lines are none: one search for each.
-_MAYBE = re.compile(
+_MAYBE = pattern(
     r"rror|ERROR: |Lmod has|sage: |pyxis|enroot-|execve|FATAL|failed|terminat|free\(\)|alloc|corrupt|\*\*\* |Unable to"
     r"|can't |No module| option "
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
@@ -149,8 +148,8 @@ _MAYBE = re.compile(
     r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
     r"|Could not |MPI_A|^-----|\]F\d{4} |nhandled ex"
 )
-_LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (.{1,200})$")
-_USAGE = re.compile(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
+_LAUNCH_FAILED = pattern(r"srun: error: Application launch failed: (.{1,200})$")
+_USAGE = pattern(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
 
 
 def reasons_of(lines: Sequence[Line]) -> list[Reason]:
@@ -191,8 +190,8 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
         if i - usage <= 60 and (match := _USAGE.match(text)) is not None:
             found.append(Reason(line.number, "exit", 2, None, match["m"], STRONG, line, final=_final(lines, i)))
             continue
-        for pattern, kind, code, form, strength in _RULES:
-            match = pattern.search(text)
+        for line_form, kind, code, form, strength in _RULES:
+            match = line_form.search(text)
             if match is not None:
                 message = form.format(**match.groupdict())
                 one = Reason(line.number, kind, code, None, message, strength, line, final=_final(lines, i))

@@ -6,12 +6,12 @@ progress.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from statistics import median
 
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import JobEnd
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
@@ -25,8 +25,8 @@ FACTOR = 20
 """Times the usual interval between lines after which silence means something."""
 FEWEST, RECENT = 2, 200
 LINE_LIMIT = 100
-_TIME = re.compile(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
-_DIGITS = re.compile(r"\d+")
+_TIME = pattern(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
+_DIGITS = pattern(r"\d+")
 _BEGINS = 40
 """Characters of a line in which its time begins."""
 

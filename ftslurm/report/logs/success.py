@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 
@@ -12,33 +13,33 @@ _WORK = (
     r"(?:pre-?)?(?:training|finetuning|fine-tuning|optimi[sz]ation|run|job|program|experiment|fit|main|script|steps"
     r"|epochs|batches)"
 )
-_COMPLETED = re.compile(
+_COMPLETED = pattern(
     r"(?i)(?:[^A-Za-z]{0,60}|.{0,80}\b(?:INFO|NOTICE|SUCCESS)\b[^A-Za-z]{0,8}(?:[\w.:-]{1,60} ?[-:|\]]+ )?)"
     r"(?:rank ?\d+(?:/\d+)?[\s:|\]]*)?(?:attempt ?\d+[\s:|\]]*)?"
     rf"(?:(?:all|the|whole) )?(?:{_WORK} )?(?:loop |is |has |was |have )?(?:been )?(?:successfully |fully )?"
     r"(?:completed?|finished|done|succeeded|all done)\b(?P<rest>.*)"
 )
-_ONLY_A_PART = re.compile(
+_ONLY_A_PART = pattern(
     r"(?i)error|fail|abort|(?:code|status)\W{1,3}[1-9]|\b(?:step|epoch|iter\w*|load\w*|warm-?up|validation|init\w*"
     r"|eval\w*|download\w*|compil\w*|preprocess\w*|tokeni\w*|build\w*|setup)\b"
 )
-_AGAIN = re.compile(
+_AGAIN = pattern(
     r"(?i)\b(?:resum(?:ing|ed)|restor(?:ing|ed)|restart(?:ing|ed)|continuing|starting) (?:\w+ ){0,3}"
     r"(?:from|at|training)\b"
     r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\bSLURM_RESTART_COUNT\W{0,2}[1-9]"
     r"|\brestarted by\b|\brestart (?:count|number|#)"
 )
-_TRAINED = re.compile(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
-_WORKS = re.compile(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")
-_STEP = re.compile(r"(?i)\b(?:steps?|iter(?:ation)?s?|batch)\b\W{0,4}(\d{1,12})\b|\b(\d{1,12})/ ?\d{1,12}\b")
-_ZERO = re.compile(
+_TRAINED = pattern(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
+_WORKS = pattern(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")
+_STEP = pattern(r"(?i)\b(?:steps?|iter(?:ation)?s?|batch)\b\W{0,4}(\d{1,12})\b|\b(\d{1,12})/ ?\d{1,12}\b")
+_ZERO = pattern(
     r"(?i)\b(?:exit(?:ed|ing)?|finished|ended|return(?:ed)?|rc|status)\b(?: with)?(?: exit)?(?: (?:code"
     r"|status))?\W{0,3}0\W*$"
 )
-_TESTS = re.compile(r"=* ?(?P<what>\d+ (?:passed|xfailed|skipped)\b[\w ,]{0,120}) in [\d.]+s(?: \([\d:]+\))? ?=*")
-_LAUNCHED = re.compile(r"\[launch\.py:\d+:\w+\] Process \d+ exits successfully\.?$")  # of DeepSpeed
-_FITTED = re.compile(r"`?Trainer\.fit`? stopped: `max_(?:steps|epochs|time)=\S{1,40} reached")  # of Lightning
-_SAVED = re.compile(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
+_TESTS = pattern(r"=* ?(?P<what>\d+ (?:passed|xfailed|skipped)\b[\w ,]{0,120}) in [\d.]+s(?: \([\d:]+\))? ?=*")
+_LAUNCHED = pattern(r"\[launch\.py:\d+:\w+\] Process \d+ exits successfully\.?$")  # of DeepSpeed
+_FITTED = pattern(r"`?Trainer\.fit`? stopped: `max_(?:steps|epochs|time)=\S{1,40} reached")  # of Lightning
+_SAVED = pattern(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
 LAST_CHARACTERS = 80
 TAIL = 12
 """Lines at the end of a log in which a statement of success is sought."""

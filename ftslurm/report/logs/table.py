@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ftslurm.dataclasses import replace
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import End, with_code
 from ftslurm.report.logs.lines import Line
 from ftslurm.report.logs.tracebacks import HEADER, Raised, tracebacks
@@ -14,19 +15,19 @@ from ftslurm.report.logs.tracebacks import HEADER, Raised, tracebacks
 GIVEN_UP_S = 20
 """Less than the time after which torchrun kills ranks that do not end by SIGTERM."""
 LONGEST = 4096
-_ROW = re.compile(
+_ROW = pattern(
     r"^[ \t]*time +: (?P<time>.{0,40})\n[ \t]*host +: (?P<host>.{0,255})\n"
     r"[ \t]*rank +: (?P<rank>\d{1,6}) \(local_rank: (?P<local>\d{1,6})\)\n"
     r"[ \t]*exitcode +: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\).*\n"
     r"(?:[ \t]*error_file *:.*\n)?(?:[ \t]*traceback +: (?P<text>.*(?:\n(?!\[\d+\]:|[-=]{10}|Root Cause).*)*))?",
     re.MULTILINE,
 )
-_CUT_ROW = re.compile(
+_CUT_ROW = pattern(
     r"^[ \t]*time +: (?P<time>.{0,40})\n[ \t]*host +: (?P<host>.{0,255})\n"
     r"[ \t]*rank +: (?P<rank>\d{1,6}) \(local_rank: (?P<local>\d{1,6})\)?\s*\Z",
     re.MULTILINE,
 )
-OF_TABLE = re.compile(
+OF_TABLE = pattern(
     r"[ \t]*(?:time|host|rank|exitcode|error_file|traceback) *:|\[\d+\]:$|-{10,}$|Failures:$|[ \t]*<NO_OTHER"
 )
 

@@ -7,11 +7,11 @@ ends, no node names and no times but those of the files.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ftslurm.dataclasses import dataclass, field, replace
+from ftslurm.pattern import pattern
 from ftslurm.report.facts import UNNAMED, LogTail, Problem, RankError, RoundFiles, RoundNode, Worker, read_error
 from ftslurm.report.logs.end import End, Ends
 from ftslurm.report.logs.files import Output, excerpt_of, folders, is_output, mtime_ns, outputs
@@ -31,8 +31,8 @@ BEFORE_NS = 10**9
 """Time after the last line of the ranks in which the launcher writes its table."""
 MAX_RUNS, MAX_ATTEMPTS = 4096, 64
 
-_ATTEMPT = re.compile(r"attempt_(\d{1,6})")
-_LOCAL = re.compile(r"\d{1,5}")
+_ATTEMPT = pattern(r"attempt_(\d{1,6})")
+_LOCAL = pattern(r"\d{1,5}")
 
 
 @dataclass

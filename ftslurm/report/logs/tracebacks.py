@@ -13,6 +13,7 @@ from itertools import groupby
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures import traceback_text
 from ftslurm.failures.exception_line import is_relation
+from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.logs.lines import GAP, REMOTE, Line
 from ftslurm.report.logs.success import works
@@ -21,43 +22,43 @@ from ftslurm.report.logs.untangle import HEADER, untangled
 CUT_LINES = 3
 """Lines at the beginning of a log among which the end of a traceback may be."""
 STACKS_LIMIT, STACKS_LINES = 65536, 400
-_DIGITS = re.compile(r"\d+")
+_DIGITS = pattern(r"\d+")
 # Of SGLang: the rank among those of tensor parallelism.
-_TENSOR = re.compile(r"\[[\d :.-]{10,30} TP(\d{1,4})\] ")
-_RANK = re.compile(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
+_TENSOR = pattern(r"\[[\d :.-]{10,30} TP(\d{1,4})\] ")
+_RANK = pattern(r"(?i)\brank[\"' ]{0,2}[ =:#]{0,2}(\d{1,6})\b")
 # "RuntimeError: Rank 5, node n3, device 5, iteration 104: ...": the program's own rank.
-_OWN_RANK = re.compile(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
-_WARNING = re.compile(r"\b\w*Warning: |\[\w+ W \d|\bWARN(?:ING)?\b")  # the text of which is indented below
-_OF_WARNING = re.compile(r" +warnings\.warn\(")  # the source below a warning whose text has a traceback
-_UNCAUGHT = re.compile(
+_OWN_RANK = pattern(r"\[?[Rr]ank[ =:]?(\d{1,6})\]?[,:\]] (?!.{0,40}\b(?:did not|failed to|is running|has not))")
+_WARNING = pattern(r"\b\w*Warning: |\[\w+ W \d|\bWARN(?:ING)?\b")  # the text of which is indented below
+_OF_WARNING = pattern(r" +warnings\.warn\(")  # the source below a warning whose text has a traceback
+_UNCAUGHT = pattern(
     r"(?i)\b(?:uncaught|unhandled|exception during training|(?:training|job|run) (?:has )?(?:failed|crashed)"
     r"|terminating|aborting"
     r"|an error has been caught)\b"
 )
-_SNIPPET = re.compile(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # of Ray Train
+_SNIPPET = pattern(r"\[Rank (\d{1,6}) Error Snippet\]:?$", re.MULTILINE)  # of Ray Train
 # Of Gaudi's and Ascend's runtimes, and of NCCL.
-TAGGED_RANK = re.compile(
+TAGGED_RANK = pattern(
     r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank |communicator was aborted on rank |store based barrier on"
     r" rank: )(\d{1,6})\b"
 )
-_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with\b")
-_LOGGED = re.compile(
+_SPAWNED = pattern(r"-- Process (\d{1,6}) terminated with\b")
+_LOGGED = pattern(
     r"^[EWF]\d{4} \d\d:|^\[[EWF] \d{4}-|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION)\b"
     # In lower case any program may write it: "validation error 0.1".
     r"|(?:\[|level=|\| ?)(?:error|warning)\b|\b(?:error|warning):"
 )
-_OF_EXCEPTION = re.compile(
+_OF_EXCEPTION = pattern(
     r"(?i)error|exception|fail|caught|could ?n[o']t|cannot|unable|retr(?:y|ies)|skip|ignor|traceback|:\s*$"
 )
-_CAUGHT = re.compile(
+_CAUGHT = pattern(
     r"(?i)(?<!number of )\bskip(?:ping|ped)?\b|\bretr(?:y|ies|ying)\b|\bignor(?:e|ed|ing)\b|Exception in thread "
 )
-_REMOTE = re.compile(rf"{re.escape(HEADER)}{REMOTE}(?P<process>.+?)(?:, rank (?P<rank>\d{{1,6}}))?$")
-_OF_LOGGER = re.compile(r"(?:\S{1,40} ){0,3}\W?(?:INFO|DEBUG|WARNING)\b")
-_C10D = re.compile(r"\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]")
-_OF_STACK = re.compile(r"\s*$|Exception raised from |frame #\d")  # native, below a line of torch's C++ code
-_OF_LAUNCHER = re.compile(r"/torch/distributed/|/bin/[^/]+$")
-_FATAL = re.compile(r"Fatal Python error: (.{1,100})$")
+_REMOTE = pattern(rf"{re.escape(HEADER)}{REMOTE}(?P<process>.+?)(?:, rank (?P<rank>\d{{1,6}}))?$")
+_OF_LOGGER = pattern(r"(?:\S{1,40} ){0,3}\W?(?:INFO|DEBUG|WARNING)\b")
+_C10D = pattern(r"\[[WEFI](?! ?\d{4}-\d\d)\d{0,4}[ \d:.]")
+_OF_STACK = pattern(r"\s*$|Exception raised from |frame #\d")  # native, below a line of torch's C++ code
+_OF_LAUNCHER = pattern(r"/torch/distributed/|/bin/[^/]+$")
+_FATAL = pattern(r"Fatal Python error: (.{1,100})$")
 SIGNALS = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
@@ -247,8 +248,8 @@ def _without(text: str, prefix: str) -> str:
     """A line without the prefix of its traceback, in which numbers change."""
     if not prefix or "Exception Group" in prefix:
         return text
-    pattern = r"\d+".join(map(re.escape, _DIGITS.split(prefix)))
-    found = re.match(pattern, text)
+    numbered = r"\d+".join(map(re.escape, _DIGITS.split(prefix)))
+    found = re.match(numbered, text)
     return text[found.end() :] if found else text
 
 

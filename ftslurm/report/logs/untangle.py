@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 
 from ftslurm.dataclasses import dataclass, field
+from ftslurm.pattern import pattern
 from ftslurm.report.logs.lines import GAP, REMOTE, Line
 
 HEADER = "Traceback (most recent call last):"
@@ -20,24 +21,24 @@ COPIES = 64
 """Tracebacks at most that are sorted out as equal ones."""
 PATIENCE = 200
 """Lines of others after which an unfinished traceback counts as cut off."""
-_FRAME = re.compile(r'(?: {1,2})?File "[^"\n]{1,4096}", line \d{1,9}')
+_FRAME = pattern(r'(?: {1,2})?File "[^"\n]{1,4096}", line \d{1,9}')
 # Python writes the type, ": " and the message of an exception one after another.
-_TORN = re.compile(r"(?P<type>(?:\w+\.)*[A-Z]\w{2,60}?)(?P=type)+(?:: )+(?P<message>.*?)(?:: ?)?")
+_TORN = pattern(r"(?P<type>(?:\w+\.)*[A-Z]\w{2,60}?)(?P=type)+(?:: )+(?P<message>.*?)(?:: ?)?")
 # And before these the type's module.
-_TORN_MODULE = re.compile(
+_TORN_MODULE = pattern(
     r"(?P<module>(?:\w+\.)*\w+?)(?P=module)[.: ]{1,4}(?P<type>[A-Z]\w{2,60}(?:Error|Exception))[.: ]{1,4}(?P=type)"
     r"[: ]{0,3}(?P<message>.*)"
 )
-_FURTHER = re.compile(r"nccl[A-Z]\w+: |Last error:")
-_CARETS = re.compile(r" +[~^][ ~^]*")
-_DIGITS = re.compile(r"\d+")
-_LAST = re.compile(r"([A-Za-z_][\w.<>]{0,200})(?:: ?(.*))?", re.DOTALL)
-_EXCEPTION = re.compile(
+_FURTHER = pattern(r"nccl[A-Z]\w+: |Last error:")
+_CARETS = pattern(r" +[~^][ ~^]*")
+_DIGITS = pattern(r"\d+")
+_LAST = pattern(r"([A-Za-z_][\w.<>]{0,200})(?:: ?(.*))?", re.DOTALL)
+_EXCEPTION = pattern(
     r"(?:\w+\.)*(?:_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group|Warning|Timeout|Failure|Fault|Refused"
     r"|Closed|Lost|Invalid|Abort|Aborted|Died|OutOfMemory|Full|Empty|Errors|Failed|Cancelled|NotFound|Exceeded|Event)"
     r"|Exception|BaseException|BdbQuit|error|timeout|gaierror|herror)"
 )
-_CAMEL = re.compile(r"(?:\w+\.)+\w+|[A-Z]\w*[a-z]\w*")
+_CAMEL = pattern(r"(?:\w+\.)+\w+|[A-Z]\w*[a-z]\w*")
 
 
 @dataclass
@@ -57,8 +58,8 @@ class _Open:
         """A line without the prefix that the header had; times and counters in it change."""
         if not self.prefix or text.startswith("  "):
             return text
-        pattern = r"\d+".join(map(re.escape, _DIGITS.split(self.prefix)))
-        found = re.match(pattern, text)
+        numbered = r"\d+".join(map(re.escape, _DIGITS.split(self.prefix)))
+        found = re.match(numbered, text)
         return text[found.end() :] if found else text
 
     def add(self, i: int, line: Line, text: str) -> None:
