@@ -49,6 +49,11 @@ _FORMS = (
         pattern(r"\s+at (?P<function>[\w.$<>]{1,200})\((?P<file>\w+\.(?:java|scala|kt)):(?P<line>\d{1,9})\)"),
     ),
     _Form(
+        pattern(r"(?P<text>(?:[a-z_]\w{1,60}\.){2,8}[A-Z]\w{0,80}(?:Exception|Error): .{1,1000})$"),
+        pattern(r"\s+at (?P<function>[\w.$<>]{1,200})\((?P<file>\w+\.(?:java|scala|kt)):(?P<line>\d{1,9})\)"),
+        pattern(r"\s+at [\w.$<>]{3,200}\("),
+    ),  # logged
+    _Form(
         pattern(r"ERROR: (?P<text>(?:LoadError: )?\w+(?:Error|Exception)\b.{0,600})$"),
         pattern(r"\s+@ \S+ (?P<file>(?!\./)\S{1,300}\.jl):(?P<line>\d{1,9})"),
         pattern(r"Stacktrace:$"),
@@ -78,7 +83,7 @@ _FORMS = (
     _Form(pattern(r"(?P<text>Error (?:in .{1,200})?:.{0,300})$"), None, pattern(r"Execution halted$")),  # R
 )
 _CAUSED = "Caused by: "
-_MAYBE = pattern(r"panic|Exception in thread|ERROR: |forrtl: |Fortran runtime|: (?:fatal )?error: |^Error ")
+_MAYBE = pattern(r"panic|Exception|ERROR: |forrtl: |Fortran runtime|: (?:fatal )?error: |^Error ")
 
 
 def foreign_reason(lines: Sequence[str]) -> Foreign | None:

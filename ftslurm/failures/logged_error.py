@@ -13,7 +13,9 @@ from ftslurm.records.error import ExceptionRecord
 
 RANK_PREFIX = pattern(r"^(\[rank\d{1,6}\]: ?|\[default\d{1,4}\]: ?|\s{0,6}\d{1,6}: (?=\S))")
 """What torch's hook, torchrun or srun put before a rank's line."""
-_LEVEL = pattern(r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL)(?=$|[\s\])|:>,-])[\s\])|:>,-]*(?P<text>.*)")
+_LEVEL = pattern(
+    r"(?:^|[\s\[(|:<>-])(?:ERROR|CRITICAL|FATAL(?! CALLED))(?=$|[\s\])|:>,]|-(?!\w))[\s\])|:>,-]*(?P<text>.*)"
+)
 _KEYS = pattern(r"\blevel=(?:error|fatal|critical)\b.*?\bmsg=(?P<text>\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
 _PAIR = pattern(r"\b(\w{1,40})=(\"(?:[^\"\\]|\\.){1,1000}\"|\S+)")
 _ERROR_KEYS = ("err", "error", "exc", "exception")

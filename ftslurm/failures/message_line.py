@@ -71,7 +71,7 @@ _EXPECTED = pattern(r"^Input should be a (?=valid )")
 _FIELD = pattern(r"^(?:(\S[^\n]{0,200})\n)? {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
 _BY_VALIDATOR = pattern(r"(?:Value error|Assertion failed), ")
 # Advice in parentheses at the end.
-_ASIDE = pattern(r" +\((?i:set|see|use|try|run|pass|you can) [^()\n]{1,200}\)\Z")
+_ASIDE = pattern(r" +\((?i:set|see|use|try|run|pass|you (?:can|may|might|need)) [^()\n]{1,200}\)\Z")
 # Where to read more is no reason.
 _SEE_ALSO = pattern(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
 _HINT = pattern(r"(?<=.{40})\. (?:Hint|HINT|Note|NOTE): .*", re.DOTALL)

@@ -53,7 +53,9 @@ _ORDERED = tuple(
         r"(?P<text>mpi(?:run|exec) was unable to (?:find|launch|start) .*)",
         r"(?:.{0,160}\W)?(?P<text>the actor's node was preempted.*)",
         r"(?:.{0,160}\W)?(?P<text>The actor (?:died|is dead) because its node has died.*)",
-        r".{0,160}(?P<text>A worker died or was killed while executing a task by an unexpected system error).*",
+        r".{0,160}(?P<text>A worker died or was killed while executing a task by an unexpected system error)"
+        r"(?:.{0,600}Worker IP address: (?P<node>[\d.]{7,15}))?.*",
+        r".{0,300}\b(?P<text>Pod: (?P<node>[\w.-]{1,120}) exited with code [1-9]\d{0,2})\b.*",
         r"(?:.{0,80}\W)?(?P<text>NVRM: Xid \([^)]{1,60}\): \d{1,3}\b.*)",
         r"(?:.{0,80}\W)?(?P<text>NVRM: .{0,80}(?:fallen off the bus|RmInitAdapter failed!).*)",
         r"(?P<text>(?:ERROR: )?Unexpected bus error encountered in worker\..*)",
@@ -74,6 +76,7 @@ _ORDERED = tuple(
         r"\s{0,20}(?P<text>\w{3,60} execute failed, reason=\[[^\]]{1,100}\]).*",
         r".{0,80}\b(?P<text>Error pod (?P<node>[\w.-]{1,80}) container \S{1,60} exitCode: \d{1,3}).*",
         r"(?P<text>E[A-Z]\d{4}: (?!Inner Error!).{0,80}(?:[Rr]eason|[Ee]rror|fail|[Tt]ime).*)",
+        r".{0,120}\b(?P<text>[Rr]ank (?P<rank>\d{1,6}) successfully reached monitoredBarrier, but .*)",
         _NCCL.replace("{what}", _FATAL_WARN),
         r".{0,80}?NCCL WARN (?P<text>Duplicate GPU detected : rank (?P<rank>\d+) .*)",
         r"(?:.{0,600}\W)?(?P<text>Task /job:\S{1,100}/task:(?P<rank>\d+) heartbeat timeout\.? .{0,100}?(?=\.|$))",
@@ -121,7 +124,7 @@ _MAYBE = pattern(
     r"|Primary job|noticed that|==== back|size mismatch|Loss is nan|Child process|worker\.status|ChildFailed"
     r"|running low on mem|OOMKilled|was unable to|^OMP: Err|heartbeat t|got stuck|Heartbeat mon|missing ranks"
     r"|\[c10d\]|execute failed|Error pod|Error {3}|Exception {3}|closing signal"
-    r"|Error\("
+    r"|Error\(|Pod: |monitoredB"
     r"|Exception\("
 )
 

@@ -57,6 +57,7 @@ _OF_OTHERS = (
 _OTHERS_MEMORY = pattern(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
 _TORCH_SYMBOL = pattern(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
 _LOCAL_RANK = pattern(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
+_OF_JULIA = pattern(r"(?m)\bin expression starting at (?P<place>\S{1,400}:\d{1,9})$")
 _FLAG = pattern(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
@@ -164,6 +165,8 @@ def _exit(worker: FailedWorker, tails: Sequence[LogTail], attempt: Attempt | Non
 
 def _native(stderr: str) -> str:
     """Advice on a crash without Python's stacks: libraries such as UCX or MPI may have printed native ones."""
+    if (julia := _OF_JULIA.search(stderr)) is not None:
+        return f"Native code crashed in Julia's expression at {safe(julia['place'])}."
     begin = _BACKTRACE.search(stderr)
     if begin is None:
         return _NO_STACKS

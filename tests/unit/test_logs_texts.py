@@ -887,7 +887,7 @@ tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution 
 OOM when allocating tensor with shape[128,64,224,224] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc
  [[node ResNet/conv1/Conv2D]] [Op:__inference_train_function_9120]
 """,
-    "some rank: CUDA out of memory (ResourceExhaustedError: Graph execution error:",
+    "some rank: ResourceExhaustedError: OOM when allocating tensor with shape[128,64,224,224]",
 )
 TEXTS["line ends of DOS"] = (
     r"""/var/spool/slurmd/job1882/slurm_script: line 7: $'\r': command not found

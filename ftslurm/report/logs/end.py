@@ -8,6 +8,9 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.report.logs.tracebacks import Raised
 from ftslurm.slurm.nodelist import expand
 
+_LAST_SIGNAL = 31
+"""Of those that end a process by default; above are those of real time."""
+
 
 @dataclass(frozen=True)
 class End:
@@ -86,6 +89,11 @@ class Ends:
 def with_code(end: End, code: int) -> End:
     """Return the end with an exit code, or for a negative one with the signal."""
     return replace(end, code=code) if code >= 0 else replace(end, signal=signal_name(-code))
+
+
+def of_code(end: End, code: int) -> End:
+    """Return the end with a code as a shell reports it: above 128 a signal, if there is one of that number."""
+    return with_code(end, 128 - code if 128 < code <= 128 + _LAST_SIGNAL else code)
 
 
 def signal_name(number: int) -> str:

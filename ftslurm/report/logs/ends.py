@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import End, Ends, JobEnd, Kernel, signal_name, with_code
 from ftslurm.report.logs.lines import GAP, Line, numbers
+from ftslurm.report.logs.mpi_ends import MpiBoxes, by_mpi
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.pods import KILLED, evicted, pod_end
 from ftslurm.report.logs.table import OF_TABLE, table
@@ -68,12 +69,6 @@ _SPAWN = pattern(
     r"(?:ProcessExitedException|^Exception): process (?P<rank>\d{1,6}) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
-_MPIRUN = pattern(
-    r"noticed that process rank (?P<rank>\d{1,6}) with PID \d+ on node (?P<node>[\w.-]+) "
-    r"exited on +signal (?P<signal>\d+)"
-)
-_OPEN_MPI = pattern(r" *Process name: \[\S+?,\d+\],(?P<rank>\d{1,6})\]")
-_OPEN_MPI_END = pattern(r" *Exit code: +(?P<code>\d{1,3})")
 _PARENT = pattern(
     r"subprocess\.CalledProcessError: Command .{1,6000} (?:died with <Signals\.(?P<signal>SIG\w+): \d+>"
     r"|returned non-zero exit status (?P<code>\d{1,3}))"
@@ -83,15 +78,8 @@ _SAID = pattern(
     r"|# Ended \(code|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)"
     r"[ :=]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,80}"
 )
-_MPI_ABORT = pattern(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) ")
-_MPI_CODE = pattern(r" *with errorcode (?P<errorcode>-?\d{1,12})")
 BY_LAUNCHER = "the launcher got "
-_LARGEST = 127
-"""Of what a program gives to MPI_Abort; a larger number, or a negative one, is no exit code, nor a signal."""
-_HYDRA = pattern(r"= +(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d+) RUNNING AT (?P<node>[\w.@-]+)")
-_HYDRA_BEGIN = pattern(r"= +BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES")
-_HYDRA_SIGNAL = pattern(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .{1,40} \(signal (?P<signal>\d{1,2})\)")
-_HYDRA_END = pattern(r"= +KILLED BY SIGNAL: (?P<signal>\d+)|= +EXIT (?:STATUS|CODE): (?P<code>\d+)")
+_OF_MPI = ("=", " ", "MPI_ABORT", "with errorcode", "YOUR APPLICATION", "Process name: ", "Exit code: ")
 _SHELL = pattern(
     rf"(?:\S{{1,300}}: line \d+: +)?(?P<pid>\d{{1,10}}) +(?P<signal>{_NAMES})(?: +\(core dumped\))? +\S.{{0,4000}}$"
 )
@@ -112,7 +100,6 @@ _RANK_CODE = pattern(
     r"(?:exit(?:ed)?|ended|finished|returned|failed)?,?(?: with| by)?:? ?(?:exit ?)?(?:code|status"
     r"|rc)?[ =:]{1,2}(?P<code>\d{1,3})\.?"
 )
-_MPICH_ABORT = pattern(r"Abort\((?P<code>\d{1,9})\) on node \d+ \(rank (?P<rank>\d{1,6}) in comm 0\): ")
 # A line of data that a program prints: "PROMPT: srun: error: ...".
 _QUOTED = pattern(r"(?!srun|slurm)[A-Za-z_]{2,30}: (?:srun|slurmstepd): ")
 _COMPOSE = pattern(
@@ -178,7 +165,7 @@ class _Reader:
         self.kernel: list[Kernel] = []
         self.oom: list[int] = []
         self.stopped: set[int] = set()  # pids that torchrun stopped
-        self.hydra: tuple[int | None, str | None, int | None] | None = None  # rank, node, pid
+        self.mpi = MpiBoxes()
         self.table_end = 0  # the line after the last table of torchrun
         self.step_ends = False  # srun has begun to end the other tasks
 
@@ -249,10 +236,9 @@ class _Reader:
             why = f"the batch system ended the job: {found['text'].strip()}"
             self.job.append(JobEnd(line.number, text, state, None, None, whole=True, why=why))
         elif (
-            text.startswith(("=", " ", "MPI_ABORT", "with errorcode", "YOUR APPLICATION"))
-            and "(exitcode: " not in text  # of torchrun, by rich's logging handler
+            text.startswith(_OF_MPI) and "(exitcode: " not in text  # of torchrun, by rich's logging handler
         ):
-            self.by_mpi(line)
+            self.mpi.read(line, self.processes)
         elif ("death signal" in text or "got signal" in text) and (found := _DEATH_SIGNAL.search(text)):
             self.job.append(_stopped_by(line, found["signal"] or found["number"]))
         elif "submitit" in text and (found := _SUBMITIT.search(text)):
@@ -260,40 +246,10 @@ class _Reader:
             self.job.append(JobEnd(line.number, text, state, None, None, whole=False))
         elif "^C" in text and _INTERRUPT.search(text):
             self.job.append(JobEnd(line.number, text, "CANCELLED", None, None, whole=False, why=INTERRUPTED))
-        elif end := _by_launcher(line, self.lines[i + 1].text if i + 1 < len(self.lines) else "") or _by_shell(line):
-            self.processes.append(end)
-
-    def by_mpi(self, line: Line) -> None:
-        """Read a line of the final box of Intel MPI, MPICH or Open MPI."""
-        if _HYDRA_BEGIN.match(line.text):
-            self.hydra = None, None, None
-        elif found := _HYDRA.match(line.text):
-            rank = int(found["rank"]) if found["rank"] else None
-            self.hydra = rank, found["node"].rpartition("@")[2], int(found["pid"])
-        elif (found := _HYDRA_SIGNAL.match(line.text)) and self.processes and self.processes[-1].by == "mpirun":
-            # It says how to read the code above.
-            last = self.processes[-1]
-            if last.code in (int(found["signal"]), 128 + int(found["signal"])):
-                self.processes[-1] = with_code(replace(last, code=None), -int(found["signal"]))
-        elif found := _OPEN_MPI.match(line.text) or _MPI_ABORT.match(line.text):
-            self.hydra = int(found["rank"]), None, None
-        elif self.hydra is not None and (found := _end_of_mpi(line.text)):
-            self.processes.append(_by_mpirun(line, found.groupdict(), *self.hydra))
-            self.hydra = None
-
-
-def _by_mpirun(line: Line, found: Mapping[str, str | None], rank: int | None, node: str | None, pid: int | None) -> End:
-    aborted = found.get("errorcode")
-    if aborted is not None:
-        end = End(line.number, "abort", f"called MPI_Abort with errorcode {aborted}", rank, node=node, pid=pid)
-        return replace(end, by="mpirun", code=int(aborted)) if 0 < int(aborted) <= _LARGEST else end
-    code = f"-{found['signal']}" if found.get("signal") else found["code"] or "1"
-    code = str(128 - int(code)) if int(code) > 128 else code  # as a shell reports a signal
-    return _end(line, "mpirun", code, rank=rank, node=node, pid=pid)
-
-
-def _end_of_mpi(text: str) -> re.Match[str] | None:
-    return _HYDRA_END.match(text) or _OPEN_MPI_END.match(text) or _MPI_CODE.match(text)
+        else:
+            after = self.lines[i + 1].text if i + 1 < len(self.lines) else ""
+            end = by_mpi(line, after) or _by_launcher(line) or _by_shell(line)
+            self.processes += [end] if end is not None else []
 
 
 def _said(lines: Sequence[Line]) -> list[End]:
@@ -309,8 +265,8 @@ def _said(lines: Sequence[Line]) -> list[End]:
     return []
 
 
-def _by_launcher(line: Line, after: str) -> End | None:
-    """Return the end that a launcher states in a line; ``after``: the next one, in which its statement may go on."""
+def _by_launcher(line: Line) -> End | None:
+    """Return the end that a launcher states in a line."""
     text = line.text
     if text[:40].lower().lstrip("[( ").startswith("rank") and (found := _RANK_CODE.fullmatch(text.strip())):
         code = int(found["code"])
@@ -347,10 +303,6 @@ def _by_launcher(line: Line, after: str) -> End | None:
     if " exited with code " in text and (found := _COMPOSE.fullmatch(text.strip())):
         code = int(found["code"])
         return replace(_end(line, "compose", str(128 - code if 128 < code < 160 else code)), node=found["node"])
-    if "called MPI_Abort" in text and (found := _MPICH_ABORT.match(text)):
-        return _end(line, "mpirun", found["code"], rank=int(found["rank"]))
-    if "noticed that process rank" in text and (found := _MPIRUN.search(f"{text} {after}")):
-        return _end(line, "mpirun", f"-{found['signal']}", rank=int(found["rank"]), node=found["node"])
     return None
 
 

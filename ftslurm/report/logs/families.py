@@ -19,9 +19,11 @@ TOGETHER_NS = 600 * 10**9
 JOB_NUMBER = 100
 _OUTPUT = pattern(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
+    r"|.*\.(?:error|out)\.\d{4,6}"
     r"|(?:(?:worker|rank)?log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
 _DATE = pattern(r"(?:19\d|20[0-4])\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
+_PADDED = pattern(r"0\d{3,5}")
 _DIGITS = pattern(r"\d+")
 _STREAM = pattern(r"(?:out|err|stdout|stderr|log)(?=\.gz$|$|\d+$)")
 _WORD = pattern(r"([A-Za-z]+)[^A-Za-z0-9]*$")
@@ -167,6 +169,9 @@ def _places(of: str, shapes: Sequence[str], times: Mapping[str, int]) -> tuple[l
 def _kind(name: str, place: int) -> str | None:
     """Return what a number in a name counts, by the word before it."""
     before = _before(name, place)
+    # Neither jobs nor dates are filled up with zeros.
+    if before.endswith(".") and _PADDED.fullmatch(_numbers(name)[place]):
+        return "task"
     word = _WORD.search(before)
     if word is None:
         return None

@@ -6,16 +6,19 @@ reaction. A rank that is not named stays unknown.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.closing_lines import goes_on_without
+from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.reason import reason
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
-from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
+from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of, of_launcher
 from ftslurm.report.logs.dumps import places
 from ftslurm.report.logs.end import JobEnd, nodes_of
 from ftslurm.report.logs.ends import STEP_CANCELLED
@@ -23,6 +26,7 @@ from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
+from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
 from ftslurm.report.logs.rank_errors import (
     DEAD_NODE,
@@ -35,7 +39,7 @@ from ftslurm.report.logs.rank_errors import (
     with_memory,
 )
 from ftslurm.report.logs.silence import silence
-from ftslurm.report.logs.success import says_completed, says_zero, tests_passed
+from ftslurm.report.logs.success import says_completed, says_zero, tests_passed, works
 from ftslurm.report.logs.tracebacks import Raised, names_rank
 from ftslurm.report.wording import STALLED
 from ftslurm.text import names, plural, ranges
@@ -51,6 +55,7 @@ _GIVEN = pattern(
     r"|\bJobEnvironment\(.{1,200}\bglobal_rank=(\d{1,6})"  # of submitit
 )
 STALLED_SHOWN = 64
+_CALL_FAILED = pattern(r"\b\w{3,40} failed: (?:No such file|Permission denied|Connection refused|Cannot |Invalid )")
 _OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
@@ -109,11 +114,14 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if job is not None and job.state == "CANCELLED" and any(number < job.number for number in log.ends.oom):
         job = None  # Slurm itself, at the limit of memory
     if job is not None and (first is None or job.number < first or _follow(log, errors, job)):
+        stated = _stated_before(log, job) if job.state == "CANCELLED" and not errors else ""
         errors, tails, state = {}, {}, job.state
         stalled = _stalled(log)
         inspected = f"{STALLED}rank {ranges(stalled)} had not joined" if stalled else ""
         hung = (places(log), inspected, silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
-        job = replace(job, why="; ".join(text for text in (job.why, *hung) if text))
+        job = replace(
+            job, why="; ".join(text for text in (job.why or ("cancelled" if stated else ""), stated, *hung) if text)
+        )
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"
@@ -132,11 +140,23 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     resort = None if errors or state is not None or well else last_resort(log, finder.late)
     if resort is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
-    errors = {number: with_memory(log, error) for number, error in errors.items()}
+    errors = {number: with_memory(log, _with_tasks(log, error)) for number, error in errors.items()}
     errors, tails = _by_local_rank(log, errors, tails)
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
     return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes), resort is not None)
+
+
+def _stated_before(log: AttemptLog, job: JobEnd) -> str:
+    """Return the error that was printed before a job was cancelled, if nothing shows that it was survived."""
+    stated = ""
+    for line in log.lines[: bisect_left(log.lines, job.number, key=number_of)]:
+        if works(line.text):
+            stated = ""
+        elif not stated and not goes_on_without(line.text):
+            text = logged_error(line.text) or (line.text.strip() if _CALL_FAILED.search(line.text) else "")
+            stated = text if text and not is_aftermath(line.text) else ""
+    return f"stated before: {stated[:200]}" if stated else ""
 
 
 def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]) -> None:
@@ -149,6 +169,16 @@ def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str
     order = min([error.order, *(each.order - 1 for each in errors.values())])
     tails[free] = "" if errors else log.tail(log.lines)
     errors[free] = replace(error, rank=free, order=order)
+
+
+def _with_tasks(log: AttemptLog, error: RankError) -> RankError:
+    """Return the record of a launcher's own failure, of no rank, with what srun states on its tasks."""
+    if error.rank >= 0 or error.quotes or error.exception is None or not error.exception.frames:
+        return error
+    if not of_launcher(error.exception.frames[-1].file):
+        return error
+    ends = [end.text.strip()[:QUOTE_LIMIT] for end in log.ends.processes if end.by == "srun" and not end.stopped]
+    return replace(error, quotes=tuple(ends[:2]))
 
 
 def _lost_pipe(error: RankError) -> bool:

@@ -47,6 +47,7 @@ _HARMLESS = pattern(
     r"|disabled"
     r"|optional|dropped)\b"
 )
+_INTRODUCES = pattern(r":\s*$|(?i:\b(?:critical|fatal) error)\W*$")
 _STAMPS = pattern(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
 _PASSED_ON = pattern(r"\(RANK (\d{1,6})\)$")
 """At a header, of a traceback that torch's checkpoints pass on from another rank."""
@@ -174,9 +175,8 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
 
 
 def _is_error(text: str) -> bool:
-    # What ends with a colon only introduces something.
     stated = _IN_WORDS.search(text) is not None and _HARMLESS.search(text) is None
-    return stated and not goes_on_without(text) and not text.rstrip().endswith(":")
+    return stated and not goes_on_without(text) and _INTRODUCES.search(text) is None
 
 
 def _of(log: AttemptLog, line: Line, rank: int | None, node: str, tail: str) -> LastResort:

@@ -64,7 +64,7 @@ _REPR_RANK = pattern(r"repr=\w[\w.]{0,120}\[rank=(\d{1,6})\]")
 REMOTE = " of process "
 """Behind the header of a traceback of Ray's: the process follows."""
 _HEADER = "Traceback (most recent call last):"
-_RANK_TAG = pattern(r"[\[(](?:rank|worker|trainer)[ _#]?(\d{1,6})[\])] ")  # of a program's own logger
+_RANK_TAG = pattern(r"[\[(](?:rank|worker|trainer)[ _#]?(\d{1,6})[\])] (?:: )?")  # of a program's own logger
 _TAG = pattern(r"\[(\d{1,6})\](?:: ?(?=.)| )")  # of MPI launchers and of NVIDIA's
 # Of docker compose, kubectl and stern: "trainer-2 pytorch [rank2]: ", "worker-3  | ".
 _POD = pattern(
@@ -74,6 +74,12 @@ _POD = pattern(
 _NAMED_RANK = pattern(r"(?i)rank[-_]?(\d{1,6})")
 _BY_SLURM = pattern(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = pattern(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
+_STAMP_OF_MPI = pattern(r"(?:[A-Z][a-z]{2} ){2}[ \d]\d [\d:]{8} \d{4}(?=\[1,\d{1,6}\]<std)")
+# Of a program that logs what its own ranks print.
+_BY_LOGGER = pattern(
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? (?:[-|] )?(?:[\w.:\[\]-]{1,60} (?:[-|] )?)?"
+    r"\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?(?: [-|]|:)? ?"
+)
 _BY_TORCH = pattern(r"\[[EWF]\d{0,4} [\d:.]{0,20} ?\w{1,40}\.cpp:\d")
 _CONTINUED = pattern(r"nccl\w{4,30}Error: |Last error:|Exception raised from |frame #\d")
 _LAST_ERROR = "Last error:"
@@ -133,6 +139,7 @@ def cleaned(text: str) -> list[str]:
     if "\r" in text:
         text = text.replace("\r", "\n")
     text = _CONTROL.sub("", text)
+    text = text.replace("C++ Traceback (most", "C++ stack (most")  # of Paddle: none of Python
     if "): ray::" in text:
         text = _REMOTE.sub(_remote, text)
     if "]: Traceback" in text or "ProcessGroup" in text:
@@ -215,6 +222,7 @@ def _with_continued(lines: list[Line]) -> list[Line]:
 def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
     """Return the labels at nearly all lines, outermost first; each kind can be there once."""
     full = [text for text in texts if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
+    full = [text for text in full if not text.startswith("+ ")]  # the batch script's trace
     full = [text for text in full if not _BOX_OF_MPI.match(text)] or full
     # Above what srun labels, a batch script prints by itself, as the tables of nvidia-smi.
     begin = next((i for i, text in enumerate(full) if _TASK.match(text)), 0)
@@ -228,7 +236,7 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
             label = _TASK
         elif _TASK not in found and _TAG not in found and _usual(full, _TAG, limit=65536):
             label = _TAG
-        elif not found and _usual(full, _RANK_TAG, limit=65536):
+        elif found in ([], [_STAMP]) and _usual(full, _RANK_TAG, limit=65536):
             label = _RANK_TAG
         elif found in ([], [_STAMP]) and _usual(full, _HOST_RANK, limit=65536):
             label = _HOST_RANK
@@ -292,6 +300,11 @@ def _line(text: str, number: int, outer: Sequence[re.Pattern[str]]) -> Line:
         found = label.match(line.text)
         if found is not None and not (label is _HOST and _BY_SLURM.match(line.text)):
             line = _outer(line, label, found)
+    if "]<std" in line.text[:48] and (stamp := _STAMP_OF_MPI.match(line.text)) is not None:
+        line = line._replace(text=line.text[stamp.end() :])
+    begin = line.text.find("[rank", 1, 160)
+    if begin > 0 and _BY_LOGGER.fullmatch(line.text, 0, begin) and _OWN.match(line.text, begin):
+        line = line._replace(text=line.text[begin:])
     while line.text[:1] in ("[", "(") and (found := _OWN.match(line.text)):
         if found["role"] in ("w", "e", "i", "f"):
             break

@@ -25,6 +25,7 @@ from ftslurm.report.logs.evidence import (
 )
 from ftslurm.report.logs.origins import (
     earlier_end,
+    is_explained,
     logged_before,
     logged_last,
     lost_task,
@@ -102,6 +103,11 @@ class Matcher:
         elif not bare and all(map(is_cascade, self.errors.values())):
             self._add_origin([each for each in found if each not in strong])
         self._take_last_output(strong)
+        if self.errors and all(error.message == f"exit code {error.exit_code}" for error in self.errors.values()):
+            # What a launcher observed first may be a reaction to another rank's error.
+            origin = logged_before(self._log, self.errors)
+            if origin is not None:
+                self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
 
     def _add_origin(self, weak: Sequence[Found]) -> None:
         """Add what all failures, which are consequences, may follow from."""
@@ -419,7 +425,9 @@ class Matcher:
     def _bare(self) -> None:
         """Report an end without a reason, of an unknown rank."""
         for end in self._log.ends.processes:
-            if not end.stopped and end.code != 0 and not self._log.ranks_of(end) and not was_survived(self._log, end):
+            if end.stopped or end.code == 0 or self._log.ranks_of(end) or was_survived(self._log, end):
+                continue
+            if not is_explained(self._log, end):
                 self.errors[UNKNOWN] = of_end(end, UNKNOWN)
                 self.tails[UNKNOWN] = self._log.tail([line for line in self._log.lines if line.number <= end.number])
                 return

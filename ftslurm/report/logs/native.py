@@ -1,4 +1,4 @@
-"""Ends of processes that native libraries state: handlers of fatal signals, UCX's assertions, MPI's aborts (pure)."""
+"""Ends of processes that native libraries state: handlers of fatal signals, UCX's assertions, errors of MPI (pure)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ftslurm.failures.closing_lines import is_summary
-from ftslurm.failures.exception_line import HEADER
-from ftslurm.failures.logged_error import logged_error
 from ftslurm.failures.retryability import OTHER_FAILED
 from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import signal_name
@@ -19,10 +16,11 @@ STACK = 12
 _CRASH = pattern(
     r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){0,3}\] +Caught signal (?P<number>\d{1,2}) \("
     r"|\[(?P<host>[\w.-]{1,80}):\d+\] Signal: [A-Za-z ]{3,40} \((?P<code>\d{1,2})\)"
+    r"|\[(?P<rank>\d{1,6})\]PETSC ERROR: Caught signal number (?P<petsc>\d{1,2}) "
     r"|\*\*\* (?P<name>SIG(?:SEGV|ABRT|BUS|FPE|ILL|TERM)) (?:.{0,120}received by PID \d+|received at time=\d+)"
 )
 _UCX = pattern(
-    r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){1,3}\] +(?P<text>\S+\.\w+:\d+ +(?:Assertion `|Fatal: "
+    r"\[(?P<node>[A-Za-z][\w.-]{0,80}):\d+(?: ?:\d+){1,3}\] +(?P<text>\S+\.\w+:\d+ +(?:Assertion `|(?:Fatal|FATAL): "
     r"|\w[\w ]{3,40} exceeded on ).{1,300})"
 )
 # Of MPICH and what is built on it.
@@ -30,6 +28,19 @@ _MPI = pattern(
     r"(?:MPICH ERROR \[Rank \d+\] .{0,120}\[(?P<node>[\w.-]{1,80})\] - )?Abort\(\d+\)(?: on node \d+)? "
     r"\(rank (?P<rank>\d{1,6}) in comm 0\): (?P<text>Fatal error in .{1,200})"
 )
+# Of Charm++, whose processors are not numbered as MPI's ranks.
+_CHARM = pattern(r"-+ Processor (?P<processor>\d{1,9}) Exiting: (?:Caught Signal|Called CmiAbort) -+")
+_REASON = pattern(r"Reason: (?P<text>.{1,400})")
+_PROCESS = pattern(r"\bcalled MPI_Abort\(.{1,60}\) - process (\d{1,6})")
+_NAMED = {"Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Floating point exception": "SIGFPE"}
+# Of Julia, above the expression that ran.
+_JULIA = pattern(
+    r"(?:\[\d{1,10}\] )?signal (?:\((?P<number>\d{1,2})(?:\.\d)?\)|(?P<code>\d{1,2}) \(\d\)): [A-Z][\w ]{3,40}$"
+)
+_EXPRESSION = pattern(r"(?:while loading .{1,300}, )?in expression starting (?:at|on) .{1,400}")
+# Of programs that print a CUDA call that failed as a list of names and values.
+_LISTED = pattern(r"(?P<what>[A-Z]\w{1,20}(?: [a-z]\w{1,20})? [Ee]rror):\s*$")
+_VALUE = pattern(r"\s+(?P<name>[A-Z][\w ]{1,20}?): +(?P<value>\S.{0,300})")
 # Of glog, TensorFlow and Ray, which end a process by such a line.
 _FATAL = pattern(
     r"(?:(?:.{0,200}\])?(?:\d{4}-\d\d-\d\d [\d:.]{8,20}: F|F\d{4} [\d:.]{8,26} +\d+) \S{1,200}:\d+\] +"
@@ -38,17 +49,6 @@ _FATAL = pattern(
 # The first line of the stack repeats the call with its arguments.
 _MPI_STACK = pattern(r"\w{3,60}\(\d+\)\.*: ?(?! ?MPI_\w+\(.*\) failed$)(?P<text>.*)")
 _PLACE = pattern(r"(?<=\()\w+\.c:\d+:\w+:")
-# Of Open MPI and MPICH, where a program calls MPI_Abort: its reason is above or below.
-_ABORT_CALLED = pattern(
-    r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6}) in"
-    r"|application called MPI_Abort\(\w+, -?\d+\) - process (?P<process>\d{1,6})"
-)
-_RULE = pattern(r"-{20,}\s*$")
-ABOVE, NOTICE = 12, 40
-"""Lines above an MPI_Abort in which its reason is sought; of a notice between two rules."""
-_FATAL_NOTICE = pattern(
-    r"(?:There are not enough slots|(?:PRTE|ORTE|PMIX|Open MPI) has lost communication|mpi(?:run|exec) was unable to)"
-)
 
 
 class Native(NamedTuple):
@@ -75,8 +75,15 @@ def native_end(lines: Sequence[str]) -> Native | None:
     line = lines[0]
     crash = _CRASH.search(line)
     if crash is not None:
-        name = crash["name"] or signal_name(int(crash["number"] or crash["code"]))
-        return Native(line[:300], name, crash["node"] or crash["host"])
+        name = crash["name"] or signal_name(int(crash["number"] or crash["code"] or crash["petsc"]))
+        return Native(line[:300], name, crash["node"] or crash["host"], int(crash["rank"]) if crash["rank"] else None)
+    julia = _JULIA.match(line)
+    if julia is not None and len(lines) > 1 and _EXPRESSION.match(lines[1]):
+        return Native(f"{line} {lines[1]}"[:300], signal_name(int(julia["number"] or julia["code"])))
+    if (charm := _CHARM.match(line)) is not None and len(lines) > 1 and (why := _REASON.match(lines[1])) is not None:
+        return _of_charm(int(charm["processor"]), why["text"], lines)
+    if (listed := _LISTED.match(line)) is not None and (text := _of_list(listed["what"], lines[1:])):
+        return Native(text)
     ucx = _UCX.search(line)
     if ucx is not None:
         return Native(ucx["text"], "SIGABRT", ucx["node"])
@@ -93,47 +100,19 @@ def native_end(lines: Sequence[str]) -> Native | None:
     return Native(text, None, mpi["node"], int(mpi["rank"]))
 
 
-def abort_called(lines: Sequence[str], i: int) -> Native | None:
-    """Return the end of a rank that called MPI_Abort by line ``i``, with the reason above or below; None: it has none.
-
-    A traceback there says more, and is found by itself.
-    """
-    found = _ABORT_CALLED.match(lines[i])
-    if found is None:
-        return None
-    at = i
-    while at and (_RULE.match(lines[at - 1]) or not lines[at - 1].strip()):
-        at -= 1
-    above = list(lines[max(0, at - NOTICE) : at])
-    if any(HEADER in line for line in above):
-        return None
-    fatal = next((k for k in reversed(range(len(above))) if above[k].strip() == "Fatal error:"), None)
-    if fatal is not None:  # of GROMACS
-        text = _paragraph(above[fatal + 1 :])
-    else:
-        own = (line for line in above[-ABOVE:] if not is_summary(line))
-        errors = [error for line in own if (error := logged_error(line)) is not None]
-        named = re.compile(rf"\b(?:rank|proc|process) {found['rank'] or found['process']}\b")
-        below = (line for line in lines[i + 1 : i + ABOVE] if named.search(line))
-        errors = errors[-1:] or [error for line in below if (error := logged_error(line)) is not None]
-        text = errors[0] if errors else ""
-    return Native(text[:400], None, None, int(found["rank"] or found["process"])) if text else None
+def _of_charm(processor: int, why: str, lines: Sequence[str]) -> Native:
+    """Return the end of a processor of Charm++, which its rank of MPI states below."""
+    rank = next((int(found[1]) for line in lines if (found := _PROCESS.search(line)) is not None), None)
+    return Native(f"Charm++ processor {processor}: {why}", _NAMED.get(why.strip()), None, rank)
 
 
-def notice(lines: Sequence[str]) -> str:
-    """Return what MPI's launcher states by a notice between two rules, of which the first of these lines is one.
-
-    Empty: it is none, or one of those that follow from a process's end.
-    """
-    if not _RULE.match(lines[0]) or len(lines) < 3 or _FATAL_NOTICE.match(lines[1]) is None:
-        return ""
-    end = next((k for k in range(2, min(len(lines), NOTICE)) if _RULE.match(lines[k])), len(lines))
-    first, second = (*"\n".join(lines[1:end]).split("\n\n"), "")[:2]
-    details = second.split("\n") if re.match(r"  |\w[\w ]{2,20}: ", second) else []
-    return " ".join([*first.split(), *(word for line in details for word in line.split())])
-
-
-def _paragraph(lines: Sequence[str]) -> str:
-    """Return the lines up to a blank one, joined."""
-    end = next((k for k, line in enumerate(lines) if not line.strip()), len(lines))
-    return " ".join(line.strip() for line in lines[:end])
+def _of_list(what: str, lines: Sequence[str]) -> str:
+    """Return an error whose text, file and line are a list of names and values; empty: it is none."""
+    values: dict[str, str] = {}
+    for line in lines:
+        if (found := _VALUE.match(line)) is None:
+            break
+        values[found["name"].lower()] = found["value"].strip()
+    text = next((value for name, value in values.items() if name.endswith(("text", "message", "reason"))), "")
+    place = f" at {values['file']}:{values['line']}" if {"file", "line"} <= values.keys() else ""
+    return f"{what}: {text}{place}" if text and len(values) > 1 else ""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.closing_lines import goes_on_without, went_on
 from ftslurm.failures.logged_error import logged_error
+from ftslurm.failures.stated_lines import stated_in
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import RankError
-from ftslurm.report.logs.attempt_log import AttemptLog
+from ftslurm.report.logs.attempt_log import AttemptLog, number_of
 from ftslurm.report.logs.end import End
 from ftslurm.report.logs.evidence import Found
 from ftslurm.report.logs.lines import GAP, Line
@@ -84,8 +86,19 @@ def logged_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | Non
             continue  # of Slurm, or a launcher
         later = (other for other in log.lines if other.number > line.number and _rank_of(log, other, 60) == rank)
         if not any(_is_output(log, other) for other in later):
-            return replace(record(rank, "exit", text, line.number), node=log.node_of(line)), line.text
+            first_line, first_text = _first_of_block(log, line, text, rank)
+            return replace(record(rank, "exit", first_text, first_line.number), node=log.node_of(line)), first_line.text
     return None
+
+
+def _first_of_block(log: AttemptLog, line: Line, text: str, rank: int) -> tuple[Line, str]:
+    """Return the first of the errors that a rank logged in lines one after the other: what follows explains it."""
+    for other in reversed(log.lines[: bisect_left(log.lines, line.number, key=number_of)]):
+        above = logged_error(other.text)
+        if above is None or other.number != line.number - 1 or _rank_of(log, other, 200) != rank:
+            break
+        line, text = other, above
+    return line, text
 
 
 def lost_task(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
@@ -178,6 +191,14 @@ def _last_line(lines: Sequence[Line]) -> Line | None:
 def was_survived(log: AttemptLog, end: End) -> bool:
     """Return whether output follows a shell's line on a signal to a process that it does not name."""
     return end.by == "shell" and end.pid is None and log.between(end.number, log.lines[-1].number + 1) > 0
+
+
+def is_explained(log: AttemptLog, end: End) -> bool:
+    """Return whether a shell's line on a process without a number follows from a failure that is stated above it."""
+    if end.by != "shell" or end.pid is not None:
+        return False
+    at = bisect_left(log.lines, end.number, key=number_of)
+    return any(stated_in(line.text) is not None for line in log.lines[max(0, at - BEFORE_OTHERS) : at])
 
 
 def _rank_of(log: AttemptLog, line: Line, begin: int) -> int | None:

@@ -10,7 +10,8 @@ from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.nccl_timeout import rank_in, timeout_in
 from ftslurm.pattern import pattern
 from ftslurm.report.logs.lines import GAP, Line
-from ftslurm.report.logs.native import NOTICE, STACK, Native, abort_called, native_end, notice
+from ftslurm.report.logs.mpi_abort import NOTICE, abort_called, notice
+from ftslurm.report.logs.native import STACK, Native, native_end
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.pods import not_started
 from ftslurm.report.logs.success import works
@@ -146,7 +147,7 @@ _MAYBE = pattern(
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|atchdog timeout|not accessible|: F |^F\d"
     r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
-    r"|Could not |MPI_A|^-----|\]F\d{4} |nhandled ex"
+    r"|Could not |MPI_A|^-----|signal \(?\d|\]F\d{4} |nhandled ex"
 )
 _LAUNCH_FAILED = pattern(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = pattern(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
@@ -226,7 +227,7 @@ def _by_signal(lines: Sequence[Line], i: int, known: Sequence[Reason]) -> list[R
         message = f"{text[:600]}\n{further}" if "Last error:" in further else text[:600]
         one = Reason(line.number, "signal", None, "SIGABRT", message, STRONG, line, rank=rank)
         return [] if repeats else [one]
-    end = native_end([each.text for each in lines[i : i + STACK]])
+    end = native_end([each.text for each in lines[i : i + (NOTICE if text.startswith("-----") else STACK)]])
     if end is not None:
         return [_of_native(line, end)]
     if not _ABORT.match(text):
