@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ftslurm.collectives.operation import COALESCED, Operation, operation
-from ftslurm.dataclasses import dataclass
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.records.flight import DUMP, Collective, FlightRecord
 
 BEFORE, OPEN = 12, 24
@@ -91,6 +91,20 @@ class RankCalls:
     newest: tuple[str, str] | None = None
     lists: tuple[tuple[str, Sequence[int]], ...] = ()
     idle_s: float | None = None
+
+
+def as_of(one: RankCalls, time_ns: int) -> RankCalls:
+    """Return the calls that a rank had made at a time, by its own clock."""
+    groups = tuple(_group_as_of(group, time_ns) for group in one.groups)
+    return one if groups == one.groups else replace(one, groups=groups, broken=False)
+
+
+def _group_as_of(group: GroupCalls, time_ns: int) -> GroupCalls:
+    calls = {number: call for number, call in group.calls.items() if call.created_ns <= time_ns}
+    if len(calls) == len(group.calls):
+        return group
+    waits_in = group.waits_in if group.waits_in in calls else None
+    return replace(group, calls=calls, waits_in=waits_in, last=max(calls, default=min(group.calls) - 1))
 
 
 def calls_of(record: FlightRecord, world: int | None) -> RankCalls:
@@ -185,7 +199,7 @@ def _call(seq: int, entries: Sequence[Collective]) -> Call:
         tuple(operation_of(entry) for entry in parts),
         done,
         started.pop() if len(started) == 1 else None,
-        0 if done else min(entry.time_created_ns for entry in parts),
+        min(entry.time_created_ns for entry in parts),
     )
 
 

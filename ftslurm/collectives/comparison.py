@@ -174,7 +174,7 @@ def _waited_ns(group: Group, waits: Mapping[int, int], seq: int) -> int:
     for rank, at in waits.items():
         member = group.known[rank]
         call = member.calls.calls.get(at)
-        if at >= seq and call is not None and call.created_ns:
+        if at >= seq and call is not None and not call.done and call.created_ns:
             waited.append(member.rank.time_ns - call.created_ns)
     return max(waited)
 

@@ -300,7 +300,7 @@ def source_line(frames: Sequence[Frame]) -> str:
 
 
 _CHOICES = pattern(r" \(choose from .{80,}\)$")
-_REFUSAL = pattern(r"(?:\A|: )[Ee]rror: (\S.*)")
+_REFUSAL = pattern(r"(?:\A|: )(?:[Ee]rror|ERROR): (\S.*)")
 
 
 def refusal(stderr: str) -> str:

@@ -49,8 +49,17 @@ def own_frame(frames: Sequence[Frame]) -> Frame:
     The latter is the package of the program, as of one that is started by ``python -m``; without one the innermost
     frame is returned.
     """
+    frames = frames[:-1] if interrupts_wait(frames) else frames
     own = [frame for frame in reversed(frames) if not is_library(frame.file) and not _is_entry(frame)]
     return next((frame for frame in own if not frame.file.startswith("<")), own[0] if own else _of_application(frames))
+
+
+def interrupts_wait(frames: Sequence[Frame]) -> bool:
+    """Return whether the innermost frame is of a signal's handler that interrupted the wait for a collective."""
+    if len(frames) < 2 or is_library(frames[-1].file):
+        return False
+    waits = frames[-2]
+    return "/torch/distributed/" in waits.file and "wait(" in (waits.source or "")
 
 
 def _is_entry(frame: Frame) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.nccl import is_stuck
-from ftslurm.failures.own_code import is_library
+from ftslurm.failures.own_code import interrupts_wait, is_library
 from ftslurm.failures.reason import PARSERS, links
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
@@ -248,11 +248,16 @@ def not_importable(e: Evidence) -> bool:
 _REFUSED = pattern(r"[\w./-]{1,200}: error: |(?:ERROR|Error): ")
 
 
+def interrupted_wait(e: Evidence) -> bool:
+    """Match an exception by which a signal's handler, such as of an alarm, interrupted the wait for a collective."""
+    return e.exception is not None and interrupts_wait(e.frames)
+
+
 def wrong_usage(e: Evidence) -> bool:
     """Match a script that refused its arguments: exit code 2 raised by a parser of command lines, not by the script."""
     if e.kind == "exit" and e.exception is None and e.exit_code == 2:
         return _REFUSED.match(e.message) is not None
-    if e.exception != "SystemExit" or e.exit_code != 2 or not e.files:
+    if e.exception not in ("SystemExit", "FireExit") or e.exit_code != 2 or not e.files:
         return False
     return PARSERS.search(e.files[-1]) is not None
 

@@ -20,7 +20,7 @@ from ftslurm.text import cut_middle
 EXIT = "SystemExit"
 CUT = "the log ends before its type and text"
 """The message of an exception whose traceback is cut off."""
-PARSERS = pattern(r"/(argparse|optparse)\.py$|/(click|typer|absl)/")
+PARSERS = pattern(r"/(argparse|optparse)\.py$|/(click|typer|absl|fire)/")
 """Modules that end a program by exit code 2 because they reject its command line."""
 _STEPS = 16  # exits, processes and cleanups that are passed
 _AGAIN_LIMIT = 200  # characters
@@ -233,7 +233,7 @@ def links(exception: ExceptionRecord) -> Iterator[ExceptionRecord]:
 def refuses_arguments(exception: ExceptionRecord) -> bool:
     """Return whether it is the exit of a command line parser that rejects its arguments."""
     by_parser = PARSERS.search(exception.inner_file) is not None
-    return by_parser and exception.type == EXIT and exception.message == "2"
+    return by_parser and exception.type in (EXIT, "FireExit") and exception.message == "2"
 
 
 def is_bare_exit(exception: ExceptionRecord) -> bool:

@@ -153,13 +153,17 @@ def _exit(worker: FailedWorker, tails: Sequence[LogTail], attempt: Attempt | Non
     if {"stderr", "output"} & set(worker.evidence):
         return ""  # it is quoted from there
     if worker.exit_code == TIMED_OUT:
-        return "timeout(1) ends with 124 when its time is over: see the command line, and what the program waited for."
+        return (
+            "timeout(1) ends with 124 when its time is over, a program by a limit of its own: see what it waited for."
+        )
     if any(tail.text.strip() for tail in tails):
         return ""  # their ends are shown
     if attempt is None and not tails:
         return None
     if worker.frames:
         return "It printed nothing: see the condition at that line."
+    if attempt is not None and attempt.option("no_python"):
+        return "It printed nothing here: see whether the script sends its output elsewhere."
     return "It printed nothing, and no exception ended it: look for os._exit in the script and its libraries."
 
 

@@ -19,7 +19,7 @@ from ftslurm.report.named_ranks import named_ranks
 from ftslurm.text import clip, names, ranges, short_host
 
 ALL, NODES, EVERY_NODE, MOST, KNOWN = "all", "nodes", "every-node", "most", "known"
-RANKS_SHOWN, NODES_NAMED = 24, 2
+RANKS_SHOWN, SUBSET_SHOWN, NODES_NAMED = 24, 12, 2
 UNNAMED_NODES = ("?", UNNAMED)
 _NUMBER = pattern(r"\d+")
 _END = pattern(r"^exit code -?\d+: ")
@@ -54,7 +54,7 @@ class Alike:
 
     @property
     def subject(self) -> str:
-        """``all 4 ranks``, ``all ranks of n2, and only these``, ``2 of 4 ranks, on both nodes``."""
+        """``all 4 ranks``, ``all ranks of n2, and only these``, ``ranks 0, 2 of 4, on both nodes``."""
         if self.scope == KNOWN:
             where = (
                 f" on {short_host(self.nodes[0])}"
@@ -65,7 +65,9 @@ class Alike:
                 where = f" on {names(self.nodes)}"  # no other line names one
             noun = "rank" if len(self.ranks) == 1 else "ranks"
             return f"{noun} {clip(ranges(self.ranks), RANKS_SHOWN)}{where}"
-        some = f"{len(self.ranks)} of {self.world} ranks"
+        those = ranges(self.ranks)
+        short = len(those) <= SUBSET_SHOWN
+        some = f"ranks {those} of {self.world}" if short else f"{len(self.ranks)} of {self.world} ranks"
         if self.scope == ALL:
             return "both ranks" if self.world == 2 else f"all {self.world} ranks"
         if self.scope == NODES:

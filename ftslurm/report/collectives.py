@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from ftslurm.collectives import phrases
+from ftslurm.collectives.calls import as_of
 from ftslurm.collectives.finding import ABORTED, LEFT, Aborted, Finding, Party
 from ftslurm.collectives.judgement import APART, CYCLE, NOTHING, Judgement, judge
 from ftslurm.dataclasses import replace
@@ -29,6 +30,9 @@ NODES_KEPT, RANKS_KEPT = 8, 2000
 CALLS_WIDTH = 30
 MISMATCH = "collective-mismatch"
 """Cause of ranks that were ended because calls do not match."""
+TIME_OUT = "collective-timeout"
+LATE_NS = 5 * 10**9
+"""After the time of a failure, a call is later for certain: clocks of nodes differ less."""
 _RECEIVED = pattern(r"\b(\d{1,15}) vs (\d{1,15})\. Received data size doesn't match expected size")
 _IN_TORCH = pattern(r'/torch/distributed/distributed_c10d\.py", line \d+ in (\w+)')
 _TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
@@ -55,18 +59,29 @@ def judge_collectives(
     # A script that has ended without an exception had left its newest call, whatever ended the rank while it was asked.
     over = [each for each in by_stack if each.activity is not None and not each.activity.raised]
     elsewhere = _failed_in_unrecorded(files) | _ranks_that(over, ENDS)
-    late = _asked_after_failure(files, failed_by_others)
+    over_ns = _time_over(failed)
+    known = files.collectives.values()
+    asked = [one if over_ns is None else as_of(one, over_ns + LATE_NS) for one in known]
+    whole = {one.rank for one in asked if one == files.collectives[one.rank]}
+    late = _asked_after_failure(files, failed_by_others) & whole
     mismatched = {each.rank for each in failed if each.cause.name == MISMATCH}
     return judge(
-        (
-            replace(one, broken=one.rank not in elsewhere) if one.rank in elsewhere | late else one
-            for one in files.collectives.values()
-        ),
+        (replace(one, broken=one.rank not in elsewhere) if one.rank in elsewhere | late else one for one in asked),
         gone=set(_ended(files)) - set(failed_by_others) - mismatched,
         busy=_ranks_that(by_stack, WORKS),
         blocked=_ranks_that(by_stack, WAITS),
         aborted=[one for one in map(_aborted, failed) if one is not None],
     )
+
+
+def _time_over(failed: Sequence[FailedWorker]) -> int | None:
+    """Return when the first rank gave up waiting, if that was the first failure: what was called later came too late.
+
+    Its process may have ended, and the records been taken, only when the late rank had come.
+    """
+    timed = [each for each in failed if each.time_ns is not None]
+    first = min(timed, key=lambda each: each.time_ns or 0, default=None)
+    return first.time_ns if first is not None and first.cause.name == TIME_OUT else None
 
 
 def _asked_after_failure(files: RoundFiles, failed_by_others: Collection[int]) -> set[int]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.nccl import late_ranks
-from ftslurm.failures.own_code import is_library, own_frame
+from ftslurm.failures.own_code import interrupts_wait, is_library, own_frame
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import NO_END, FailedWorker
@@ -344,10 +344,13 @@ def _within(clocks: Clocks, number: int, one: FailedWorker, other: FailedWorker)
 
 
 def is_own_statement(failed: FailedWorker) -> bool:
-    """Whether the program itself raised the exception, so that the words in its message are its own."""
-    if failed.exception is None or not failed.exception.frames:
+    """Whether the program itself raised the exception, or what it was raised from, so that its words are its own."""
+    exception = failed.exception
+    while exception is not None and exception.cause is not None:
+        exception = exception.cause
+    if exception is None or not exception.frames or interrupts_wait(exception.frames):
         return False
-    frame = failed.exception.frames[-1]
+    frame = exception.frames[-1]
     return not is_library(frame.file) and (frame.source or "").lstrip().startswith("raise")
 
 

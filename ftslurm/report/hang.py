@@ -56,7 +56,7 @@ _ADVICE = {
     ELSEWHERE: "It is not where most ranks are; Python's stacks do not show what those wait for.",
     OVERDUE: "Its own time-out expired, and its Python stack shows no wait for another rank.",
     MISMATCH: "Ranks took different paths through the script: check for a condition on the rank or on its data.",
-    "stopped": "It was stopped from outside: by kill -STOP, a debugger or a suspended container.",
+    "stopped": "A signal stopped it: kill -STOP of a user or of its own, a debugger, or a suspended container.",
     "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: check dmesg there.",
     "finished": "The others still wait for it, which had finished: ranks must take part in equally many collectives.",
     "ending": "The others still wait for it, whose script had ended: ranks must take part in equally many collectives.",

@@ -433,10 +433,23 @@ def test_a_clear_cause_is_not_replaced_by_what_it_came_from() -> None:
 # Descriptions
 
 
+def test_an_alarm_that_interrupts_the_wait_for_a_collective_is_a_time_out_of_that() -> None:
+    """Whatever type its handler raises; what torch calls there, as for pickling, raises by itself."""
+    call = Frame("/w/train.py", 26, "<module>", "dist.all_reduce(x)")
+    waits = Frame("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()")
+    dumps = replace(waits, function="_object_to_tensor", source="_pickler(f).dump(obj)")
+    own = Frame("/w/train.py", 11, "on_alarm", 'raise StepTimeout("too slow")')
+    assert classify(raised("StepTimeout", "too slow", frames=(call, waits, own))).name == "collective-timeout"
+    assert classify(raised("StepTimeout", "too slow", frames=(call, dumps, own))).name == "exception"
+
+
 def test_an_exit_code_with_a_meaning_is_shown_with_it() -> None:
     refused = usage("/usr/lib/python3.11/argparse.py")
     assert describe(refused, *find(refused)) == "the script refused its arguments (exit code 2)"
-    assert describe(ended(137), *find(ended(137))) == "a command of the script was killed by SIGKILL (exit code 137)"
+    assert (
+        describe(ended(137), *find(ended(137)))
+        == "ended as a shell whose command was killed by SIGKILL (exit code 137)"
+    )
     assert describe(ended(3), *find(ended(3))) == "exit code 3"
 
 

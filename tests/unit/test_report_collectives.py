@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sample_runs.builder import RunBuilder
+from sample_runs.contents import START_NS
 from test_collective_judgement import entry
 from test_report_hang import DATA, MAIN, REASON, REDUCE, TORCH, report_and_text
 
@@ -24,6 +25,7 @@ MAIN_FRAMES = (("/home/ann/lm/train.py", 120, "main", "main()"),)
 GATHER = (MAIN, ("/home/ann/lm/train.py", 91, "step"), (f"{TORCH}/distributed/distributed_c10d.py", 4, "all_gather"))
 REST = [entry(n, "gloo:all_reduce") for n in range(110, 118)]
 WAITS = [*REST, entry(118, "gloo:all_reduce", retired=False)]
+TIMED_OUT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete"
 ODD = [*REST, entry(118, "gloo:all_gather", retired=False)]
 
 
@@ -261,9 +263,8 @@ def timed_out(parent: Path, absent: list[Collective] | None, **finish: Any) -> R
     run = RunBuilder(parent).round().steps(1, 120).wait(200)
     if finish:
         run.finish(2).wait(1)
-    message = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete"
     for rank in (0, 1, 3):
-        run.fail(rank, RuntimeError(message), step=120)
+        run.fail(rank, RuntimeError(TIMED_OUT), step=120)
     run.history[-1]["failure"]["by_peers"] = True
     done = [*REST, entry(118, "gloo:all_reduce")]
     recorded(run, {0: done, 1: done, 3: done}, left=True)
@@ -281,6 +282,15 @@ def test_when_a_collective_times_out_the_rank_that_did_not_come_is_the_headline(
     ), text
     assert cause["hang"]["rank"] == 0 and "time-out waiting" in cause["hang"]["message"]
     assert [group["ranks"] for group in report["rounds"][0]["groups"]] == ["0-1, 3"]
+
+
+def test_a_call_that_was_made_after_the_others_had_given_up_came_too_late(tmp_path: Path) -> None:
+    """The process of a rank whose time is over may end, and the others be asked, only when the late one has come."""
+    calls = [*REST, entry(118, "gloo:all_reduce", time_created_ns=START_NS + 900 * 10**9)]
+    _, text = report_and_text(timed_out(tmp_path, calls))
+    assert " ".join(text.split()).startswith(
+        "job-123 FAILED: rank 2 on n2 has not joined all_reduce #118 [4096 float32], in which ranks 0-1, 3"
+    ), text
 
 
 def test_when_a_rank_has_ended_the_call_that_waited_for_it_is_named(tmp_path: Path) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sample_runs.builder import RunBuilder
 
+from ftslurm.dataclasses import replace
+from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.report.consequence import is_own_statement
+from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.pipeline import make_report
 from ftslurm.report.text import render
 
@@ -185,7 +190,7 @@ def test_all_ranks_of_a_node_while_the_others_were_stopped(tmp_path: Path) -> No
 def test_ranks_of_all_nodes_while_the_others_were_stopped(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round().fail(0, KeyError("lr")).fail(3, KeyError("lr"), after_s=0.01)
     text = cause_and_text(run.stop())[1]
-    assert "2 of 4 ranks, on both nodes: KeyError: 'lr'" in text
+    assert "ranks 0, 3 of 4, on both nodes: KeyError: 'lr'" in text
     assert "the other 2 had not failed so when ftslurm stopped them" in text
 
 
@@ -411,7 +416,7 @@ def test_a_rank_that_was_stopped_while_the_others_waited_for_it_is_the_headline(
     cause, text = cause_and_text(run.stop())
     assert cause["rank"] == 1
     assert "FAILED: rank 1 on n1 was stopped (SIGSTOP) while the others waited for it" in text
-    assert "It was stopped from outside" in text
+    assert "A signal stopped it" in text
 
 
 def test_of_ranks_that_agree_on_a_failure_the_one_that_printed_why_is_named(tmp_path: Path) -> None:
@@ -440,3 +445,13 @@ def test_the_dump_of_the_programs_own_faulthandler_has_the_reason_and_the_place(
     assert (cause["where"]["file"], cause["where"]["line"]) == ("/home/ann/lm/tokens.py", 13)
     assert "aborted (SIGABRT): Fatal Python error: tokenizer cache is inconsistent" in text
     assert "Extension modules" not in text.partition("stacks of rank")[0]
+
+
+def test_an_exception_that_the_program_raised_from_a_time_out_has_not_only_its_own_words() -> None:
+    own = Frame("/w/train.py", 20, "step", 'raise TrainingError("step 4 failed") from error')
+    wait = Frame("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()")
+    behind = ExceptionRecord("RuntimeError", "builtins", "Timed out waiting 5000ms", frames=(own, wait))
+    plain = ExceptionRecord("TrainingError", "__main__", "timed out", frames=(own,))
+    for exception, expected in ((plain, True), (replace(plain, cause=behind), False)):
+        failed = cast("FailedWorker", SimpleNamespace(exception=exception))
+        assert is_own_statement(failed) == expected

@@ -60,7 +60,7 @@ def test_the_rank_that_the_others_waited_for_is_named_though_it_did_not_fail(tmp
     for rank in (0, 1, 3):
         run.fail(rank, LATE, step=7)
     text = first_lines(run.stop())
-    assert "3 of 4 ranks: time-out waiting for other ranks (rank 2 had not failed)" in text
+    assert "ranks 0-1, 3 of 4: time-out waiting for other ranks (rank 2 had not failed)" in text
 
 
 def test_a_time_out_that_follows_from_nothing_recorded_is_the_first_failure_by_itself(tmp_path: Path) -> None:
