@@ -135,7 +135,7 @@ def _with_exit(text: str, evidence: Evidence) -> str:
     if evidence.exit_message:
         parting = evidence.exit_message.strip().split("\n", 1)[0]
         return f"{'sys.exit' if code is None else f'exit code {code}'}: {parting} (from {_first_line(first)})"
-    return text if code in (None, 1) else f"{first}; exit code {code}{newline}{rest}"
+    return text if code in (None, 1) or f"exit code {code}" in first else f"{first}; exit code {code}{newline}{rest}"
 
 
 def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str:
@@ -231,7 +231,7 @@ _OF_RUNTIME = pattern(r"^(?:\S{1,40}: failed to execute|error): ")  # of enroot 
 
 
 def _describe(evidence: Evidence, cause: Cause) -> str:
-    if evidence.exception == "SystemExit":
+    if evidence.exception == "SystemExit" or (evidence.exception is not None and cause.name == "wrong-usage"):
         number = evidence.exit_code
         if number is None and is_code(evidence.message):
             # A signal arrived before the process had ended: only the script's own exit is known.

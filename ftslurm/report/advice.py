@@ -92,7 +92,7 @@ def advice_on(
     if name == "wrong-usage":
         return _arguments(stderr, attempt)
     if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch", "nccl"):
-        return _of_torch(worker)
+        return _of_torch(worker, attempt)
     if name == "missing-file" and worker.frames and worker.frames[-1].file.endswith("/shared_memory.py"):
         return "No process on this node has created this block of shared memory, or one has removed it."
     if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
@@ -111,7 +111,7 @@ def _abort(worker: FailedWorker, stderr: str, attempt: Attempt | None) -> str | 
     return f"Native code, or the script itself (os.abort), aborted without a message: {stacks}."
 
 
-def _of_torch(worker: FailedWorker) -> str | None:
+def _of_torch(worker: FailedWorker, attempt: Attempt | None) -> str | None:
     if worker.cause.name == "library-mismatch":
         built = _TORCH_SYMBOL.search(worker.what) is not None
         return "The extension was built for another torch: install or build it again for this one." if built else None
@@ -119,7 +119,7 @@ def _of_torch(worker: FailedWorker) -> str | None:
         both = " calls " in message_line(worker.what)
         return "Compare the ranks' code paths and shapes at this call." if both else None
     if worker.cause.name == "port-in-use":
-        return _port(worker)
+        return _port(worker, attempt)
     if worker.cause.name == "nccl":
         return "" if worker.nccl_warnings else None  # its own reason is known
     if not _by_agent(worker):
@@ -130,14 +130,19 @@ def _of_torch(worker: FailedWorker) -> str | None:
     )
 
 
-def _port(worker: FailedWorker) -> str | None:
+def _port(worker: FailedWorker, attempt: Attempt | None) -> str | None:
     if _by_agent(worker):
         return (
             "torchrun's agent could not listen, and started no rank: another process holds the port. Give another"
             " --master-port or --rdzv-endpoint."
         )
-    if worker.rank > 0 and any(_RENDEZVOUS in frame.file for frame in worker.frames):
-        return "Only rank 0 listens for the others: this rank acted as rank 0. See whether the script changes RANK."
+    if any(_RENDEZVOUS in frame.file for frame in worker.frames):
+        if worker.rank > 0:
+            return "Only rank 0 listens for the others: this rank acted as rank 0. See whether the script changes RANK."
+        if attempt is not None and attempt.option("master_port") is None:
+            return (
+                "The port was free before: see whether another rank acts as rank 0, as by a RANK that the script sets."
+            )
     return None
 
 

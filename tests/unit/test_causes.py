@@ -444,6 +444,10 @@ def test_an_alarm_that_interrupts_the_wait_for_a_collective_is_a_time_out_of_tha
 
 
 def test_an_exit_code_with_a_meaning_is_shown_with_it() -> None:
+    by_fire = Evidence(
+        "exception", "FireExit", "fire.core", "2", ("/x/fire/core.py",), exit_code=2, tail="ERROR: no --lr\n"
+    )
+    assert describe(by_fire, *find(by_fire)) == "the script refused its arguments: no --lr (exit code 2)"
     refused = usage("/usr/lib/python3.11/argparse.py")
     assert describe(refused, *find(refused)) == "the script refused its arguments (exit code 2)"
     assert (
