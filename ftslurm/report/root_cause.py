@@ -25,7 +25,8 @@ from ftslurm.report.facts import (
     Snapshot,
     Worker,
 )
-from ftslurm.report.failed_worker import FailedWorker, Peers, failed_worker_of, from_summary, judge
+from ftslurm.report.failed_worker import FailedWorker, failed_worker_of, from_summary
+from ftslurm.report.judged_worker import Peers, judge
 from ftslurm.report.scheduler import state_for_evidence
 
 HANG = "hang"

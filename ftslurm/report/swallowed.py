@@ -14,7 +14,8 @@ from ftslurm.failures.causes import Cause
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import by_distributed
 from ftslurm.report.facts import LogTail, RoundFiles, Worker
-from ftslurm.report.failed_worker import LIVED_ON_NS, FailedWorker, failed_worker_of, judge
+from ftslurm.report.failed_worker import FailedWorker, failed_worker_of
+from ftslurm.report.judged_worker import LIVED_ON_NS, judge
 from ftslurm.text import cut_middle, plural
 
 RANKS_READ = 64

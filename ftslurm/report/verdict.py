@@ -15,8 +15,9 @@ from ftslurm.report import collective_timeouts, consequence, health, root_cause,
 from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import alike, is_same
 from ftslurm.report.facts import Clocks, Doubt, History, RoundFiles, Snapshot
-from ftslurm.report.failed_worker import FailedWorker, beside_crash, judge
+from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, location_of, worker_failure
+from ftslurm.report.judged_worker import judge
 from ftslurm.report.lost_nodes import (
     is_unreachable,
     lost_failure,

@@ -12,24 +12,20 @@ from collections.abc import Mapping, Sequence
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.closing_lines import goes_on_without
 from ftslurm.failures.logged_error import logged_error
-from ftslurm.failures.message_line import message_line
-from ftslurm.failures.nccl_timeout import timeout_in
-from ftslurm.failures.reason import reason
 from ftslurm.pattern import pattern
-from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
-from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog, number_of, of_launcher
+from ftslurm.report.logs.attempt_log import AttemptLog, number_of, of_launcher
 from ftslurm.report.logs.dumps import places
 from ftslurm.report.logs.end import JobEnd, nodes_of
 from ftslurm.report.logs.ends import STEP_CANCELLED
-from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
+from ftslurm.report.logs.finding import Finder
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
 from ftslurm.report.logs.noise import is_aftermath
-from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
+from ftslurm.report.logs.notes import notes_on, stalled_ranks
+from ftslurm.report.logs.origins import QUOTE_LIMIT
 from ftslurm.report.logs.rank_errors import (
-    DEAD_NODE,
     UNKNOWN,
     has_lost_process,
     has_waited,
@@ -39,24 +35,15 @@ from ftslurm.report.logs.rank_errors import (
     with_memory,
 )
 from ftslurm.report.logs.silence import silence
-from ftslurm.report.logs.success import says_completed, says_zero, tests_passed, works
-from ftslurm.report.logs.tracebacks import Raised, names_rank
+from ftslurm.report.logs.success import says_zero, tests_passed, works
 from ftslurm.report.wording import STALLED
-from ftslurm.text import names, plural, ranges
+from ftslurm.text import names, ranges
 
-_DIGITS = pattern(r"\d+")
-_MISSING_DIRECTORY = pattern(
-    r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
-)
-_MISSING_RANKS, _MISSING_RANK = pattern(r"^(?:Missing|Stalled) ranks:\s*$"), pattern(r"(\d{1,6})!?: \[")
-_MISSING_OF_TENSOR = pattern(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
 _GIVEN = pattern(
     r"\bWORLD_SIZE=\d+\b.{0,200}(?<![A-Z_])RANK=(\d{1,6})\b|(?<![A-Z_])RANK=(\d{1,6})\b.{0,200}\bWORLD_SIZE=\d"
     r"|\bJobEnvironment\(.{1,200}\bglobal_rank=(\d{1,6})"  # of submitit
 )
-STALLED_SHOWN = 64
 _CALL_FAILED = pattern(r"\b\w{3,40} failed: (?:No such file|Permission denied|Connection refused|Cannot |Invalid )")
-_OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     matcher.match(finder.found())
     killed = _killed_last(matcher.errors)
     errors, tails = {rank: each for rank, each in matcher.errors.items() if rank not in killed}, matcher.tails
-    job, notes = _job_end(log, errors), _notes(log, finder, errors, killed)
+    job, notes = _job_end(log, errors), notes_on(log, finder, errors, killed)
     if matcher.last_output:
         notes.insert(0, matcher.last_output)
     first_kind = min(errors.values(), key=lambda error: error.order).kind if errors else ""
@@ -116,7 +103,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if job is not None and (first is None or job.number < first or _follow(log, errors, job)):
         stated = _stated_before(log, job) if job.state == "CANCELLED" and not errors else ""
         errors, tails, state = {}, {}, job.state
-        stalled = _stalled(log)
+        stalled = stalled_ranks(log)
         inspected = f"{STALLED}rank {ranges(stalled)} had not joined" if stalled else ""
         hung = (places(log), inspected, silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
         job = replace(
@@ -260,138 +247,3 @@ def _killed_last(errors: Mapping[int, RankError]) -> set[int]:
     late = [error.order for error in errors.values() if has_waited(error)]
     parted = late and len(late) + len(killed) == len(errors) and all(errors[rank].order > max(late) for rank in killed)
     return killed if parted else set()
-
-
-def _notes(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], killed: set[int]) -> list[str]:
-    """Return what a reader should know beside the failures."""
-    others = [each for each in log.ends.kernel if each.kind not in ("cgroup", "host")]
-    notes = [f"kernel: {each.text[:200]}" for each in others[:3]]
-    signalled = next((line for line in log.lines if DEATH_SIGNAL.search(line.text)), None)
-    if signalled is not None and not errors:
-        notes.append(f"stopped from outside: {signalled.text.strip()[:200]}")
-    stopped = {rank for end in log.ends.processes if end.stopped for rank in log.ranks_of(end)} - errors.keys()
-    stopped |= killed
-    if errors and stopped and len(stopped) < len(errors) and all(has_waited(error) for error in errors.values()):
-        text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
-        notes.append(f"{text}{_printed_last(log, stopped)}")
-    late = log.printed_ranks() - {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
-    # Where the log ends before the ranks do, a watchdog may still have waited to speak.
-    late = late - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
-    if errors and not late and all(timeout_in(error.message) is not None for error in errors.values()):
-        late = set(range(max(errors))) - errors.keys()
-    if errors and len(late) * 2 <= len(errors) and not late & errors.keys():
-        text = f"rank {ranges(late)} printed no time-out of a collective: look there first{_printed_last(log, late)}"
-        notes += [text] if late else []
-    if errors and (stalled := _stalled(log) - errors.keys()):
-        notes.append(f"rank {ranges(stalled)} had not joined, by Horovod's inspector: look there first")
-    if errors and all(is_cascade(error) for error in errors.values()):
-        # Not all versions of torchrun have those in their tables that they stop.
-        listed = sum(end.by == "table" and end.stopped for end in log.ends.processes)
-        signalled_ranks = sum("closing signal" in line.text for line in log.lines) > listed
-        notes += _finished(log, errors) or ([] if stopped or signalled_ranks else _not_in_table(log, errors))
-    if errors and (earlier := _earlier_program(finder, errors)) is not None:
-        notes.append(f"an earlier program of the job had failed: {_first_line(earlier)}{_place(earlier)}")
-    dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
-    notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None and errors else []
-    survived = [end for end in log.ends.processes if was_survived(log, end)]
-    if survived and not errors:
-        notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")
-    named = any("working directory" in error.message for error in errors.values())
-    if (
-        errors
-        and not named
-        and (moved := next((x for line in log.lines if (x := _MISSING_DIRECTORY.search(line.text))), None))
-    ):
-        where = f": it ran in {moved['to']}" if moved["to"] else ""
-        notes.append(f"the working directory {moved['dir']} could not be entered ({moved['why']}){where}")
-    without_reason = bool(errors) and all(error.kind == "exit" for error in errors.values())
-    perhaps = finder.doubtful or (finder.distant if without_reason else [])
-    if perhaps and (without_reason or not errors):
-        last = perhaps[-1]
-        count = log.between(last.end, log.lines[-1].number + 1)
-        follow = plural(count, "line") if count <= OTHERS_LINES else "many lines"
-        notes.append(
-            f"not known to have ended a rank, because {follow} of output follow: {_first_line(last)}{_place(last)}"
-        )
-    return notes
-
-
-def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
-    """Return the last line of the only one of these ranks, if it is none of progress."""
-    own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
-    own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT])]
-    if len(ranks) != 1 or not own:
-        return ""
-    # What others print, too, is the progress of all.
-    form = _DIGITS.sub("#", own[-1].text)
-    if any(_DIGITS.sub("#", line.text) == form and _rank_named(log, line) not in ranks for line in log.lines):
-        return ""
-    return f'; it had printed last: "{_OWN_NAME.sub("", own[-1].text.strip(), count=1)[:100]}"'
-
-
-def _not_in_table(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
-    """Return the ranks that printed, but that torchrun's table of all that failed or were stopped has not."""
-    table = {end.rank for end in log.ends.processes if end.by == "table"} - {None}
-    hosts = {end.node for end in log.ends.processes if end.by == "table"}
-    tasks = {rank for end in log.ends.processes if end.by == "srun" for rank in log.ranks_of(end)}
-    printed = {rank for line in log.lines if (rank := _rank_named(log, line)) is not None}
-    if table:
-        printed |= set(range(max(rank for rank in table if rank is not None)))
-    known = table or (set() if log.ends.job else tasks)
-    ended = printed - known - errors.keys()
-    if not known or not ended or len(hosts) > 1:
-        return []
-    it, be = ("it", "is") if len(ended) == 1 else ("they", "are")
-    what = "in torchrun's table of those" if table else "among srun's tasks"
-    text = f"rank {ranges(ended)} {be} not {what} that failed: {it} may have ended without one"
-    return [f"{text}{_printed_last(log, ended)}"]
-
-
-def _rank_named(log: AttemptLog, line: Line) -> int | None:
-    """Return the rank of a line, by its label or its first words."""
-    rank = log.rank_of(line)
-    return names_rank(line.text[:60]) if rank is None and line.number not in log.covered else rank
-
-
-def _stalled(log: AttemptLog) -> set[int]:
-    """Return the ranks that Horovod's stall inspector named last."""
-    named = [tensor[1] for line in log.lines if (tensor := _MISSING_OF_TENSOR.search(line.text)) is not None]
-    at = max((i for i, line in enumerate(log.lines) if _MISSING_RANKS.search(line.text)), default=None)
-    if at is None:
-        return set(map(int, named[-1].split(","))) if named else set()
-    found = (_MISSING_RANK.match(line.text) for line in log.lines[at + 1 : at + 1 + STALLED_SHOWN])
-    return {int(each[1]) for each in found if each is not None}
-
-
-def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
-    """Return what ranks printed that had done their work, while the others lost their connections."""
-    found: dict[int, str] = {}
-    for line in log.lines:
-        rank = line.rank if line.rank is not None else names_rank(line.text[:60])
-        if rank is not None and rank not in errors and says_completed(_OWN_NAME.sub("", line.text, count=1)):
-            found[rank] = line.text.strip()[:120]
-    return [f'rank {rank} had finished: "{text}"' for rank, text in sorted(found.items())[:2]]
-
-
-def _earlier_program(finder: Finder, errors: Mapping[int, RankError]) -> Raised | None:
-    """Return the last exception of another script than those that failed, before these; None: there is none."""
-    scripts = {_script(error.exception) for error in errors.values() if error.exception is not None} - {""}
-    first = min(error.order for error in errors.values())
-    before = [each for each in finder.distant if each.end < first and _script(each.exception)]
-    return before[-1] if scripts and before and _script(before[-1].exception) not in scripts else None
-
-
-def _script(exception: ExceptionRecord) -> str:
-    """Return the script that a traceback begins with; empty: none."""
-    first = next(iter(exception.frames), None)
-    return first.file if first is not None and first.function == "<module>" else ""
-
-
-def _place(raised: Raised) -> str:
-    frames = raised.exception.frames
-    return f" at {frames[-1].file}:{frames[-1].line}" if frames else ""
-
-
-def _first_line(raised: Raised) -> str:
-    exception = reason(raised.exception)
-    return f"{exception.type}: {message_line(exception.message)}"[:200]

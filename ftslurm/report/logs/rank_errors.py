@@ -12,7 +12,8 @@ from ftslurm.failures.traceback_text import open_frames
 from ftslurm.pattern import pattern
 from ftslurm.records.error import IN_LOG, ExceptionRecord, HostResources, OomKills
 from ftslurm.report.facts import RankError
-from ftslurm.report.failed_worker import evidence_of, failed_worker_of
+from ftslurm.report.failed_worker import failed_worker_of
+from ftslurm.report.judged_worker import evidence_of
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.end import End, nodes_of
 from ftslurm.report.logs.evidence import Evidence

@@ -1,0 +1,188 @@
+"""What a reader should know beside the failures in a log: ranks that had not failed, what was survived (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.nccl_timeout import timeout_in
+from ftslurm.failures.reason import reason
+from ftslurm.pattern import pattern
+from ftslurm.records.error import ExceptionRecord
+from ftslurm.report.facts import RankError
+from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
+from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
+from ftslurm.report.logs.lines import Line
+from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
+from ftslurm.report.logs.rank_errors import DEAD_NODE, has_waited, is_cascade
+from ftslurm.report.logs.success import says_completed
+from ftslurm.report.logs.tracebacks import Raised, names_rank
+from ftslurm.text import plural, ranges
+
+_DIGITS = pattern(r"\d+")
+_MISSING_DIRECTORY = pattern(
+    r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
+)
+_MISSING_RANKS, _MISSING_RANK = pattern(r"^(?:Missing|Stalled) ranks:\s*$"), pattern(r"(\d{1,6})!?: \[")
+_MISSING_OF_TENSOR = pattern(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
+STALLED_SHOWN = 64
+_OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
+
+
+def notes_on(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], killed: set[int]) -> list[str]:
+    """Return the notes on an attempt, in the order of their worth.
+
+    Args:
+        log: its lines.
+        finder: of its evidence.
+        errors: the failures, by rank.
+        killed: ranks that ended without a reason only after all others had waited in vain.
+    """
+    others = [each for each in log.ends.kernel if each.kind not in ("cgroup", "host")]
+    notes = [f"kernel: {each.text[:200]}" for each in others[:3]]
+    signalled = next((line for line in log.lines if DEATH_SIGNAL.search(line.text)), None)
+    if signalled is not None and not errors:
+        notes.append(f"stopped from outside: {signalled.text.strip()[:200]}")
+    if errors:
+        notes += _on_others(log, errors, killed)
+        if (earlier := _earlier_program(finder, errors)) is not None:
+            notes.append(f"an earlier program of the job had failed: {_first_line(earlier)}{_place(earlier)}")
+        dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
+        notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None else []
+        notes += _on_directory(log, errors)
+    return notes + _on_survived(log, finder, errors)
+
+
+def _on_others(log: AttemptLog, errors: Mapping[int, RankError], killed: set[int]) -> list[str]:
+    """Return what is known of the ranks that did not fail, for which those that failed may have waited."""
+    notes: list[str] = []
+    stopped = {rank for end in log.ends.processes if end.stopped for rank in log.ranks_of(end)} - errors.keys()
+    stopped |= killed
+    if stopped and len(stopped) < len(errors) and all(has_waited(error) for error in errors.values()):
+        text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
+        notes.append(f"{text}{_printed_last(log, stopped)}")
+    late = log.printed_ranks() - {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
+    # Where the log ends before the ranks do, a watchdog may still have waited to speak.
+    late = late - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
+    if not late and all(timeout_in(error.message) is not None for error in errors.values()):
+        late = set(range(max(errors))) - errors.keys()
+    if late and len(late) * 2 <= len(errors) and not late & errors.keys():
+        text = f"rank {ranges(late)} printed no time-out of a collective: look there first"
+        notes.append(f"{text}{_printed_last(log, late)}")
+    if stalled := stalled_ranks(log) - errors.keys():
+        notes.append(f"rank {ranges(stalled)} had not joined, by Horovod's inspector: look there first")
+    if all(is_cascade(error) for error in errors.values()):
+        # Not all versions of torchrun have those in their tables that they stop.
+        listed = sum(end.by == "table" and end.stopped for end in log.ends.processes)
+        signalled = sum("closing signal" in line.text for line in log.lines) > listed
+        notes += _finished(log, errors) or ([] if stopped or signalled else _not_in_table(log, errors))
+    return notes
+
+
+def _on_directory(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return that the working directory could not be entered, unless a failure says so."""
+    if any("working directory" in error.message for error in errors.values()):
+        return []
+    moved = next((found for line in log.lines if (found := _MISSING_DIRECTORY.search(line.text))), None)
+    if moved is None:
+        return []
+    where = f": it ran in {moved['to']}" if moved["to"] else ""
+    return [f"the working directory {moved['dir']} could not be entered ({moved['why']}){where}"]
+
+
+def _on_survived(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> list[str]:
+    """Return what was perhaps no end of a rank, where nothing better is known."""
+    notes: list[str] = []
+    survived = [end for end in log.ends.processes if was_survived(log, end)]
+    if survived and not errors:
+        notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")
+    without_reason = bool(errors) and all(error.kind == "exit" for error in errors.values())
+    perhaps = finder.doubtful or (finder.distant if without_reason else [])
+    if perhaps and (without_reason or not errors):
+        last = perhaps[-1]
+        count = log.between(last.end, log.lines[-1].number + 1)
+        follow = plural(count, "line") if count <= OTHERS_LINES else "many lines"
+        what = f"{_first_line(last)}{_place(last)}"
+        notes.append(f"not known to have ended a rank, because {follow} of output follow: {what}")
+    return notes
+
+
+def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
+    """Return the last line of the only one of these ranks, if it is none of progress."""
+    own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
+    own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT])]
+    if len(ranks) != 1 or not own:
+        return ""
+    # What others print, too, is the progress of all.
+    form = _DIGITS.sub("#", own[-1].text)
+    if any(_DIGITS.sub("#", line.text) == form and _rank_named(log, line) not in ranks for line in log.lines):
+        return ""
+    return f'; it had printed last: "{_OWN_NAME.sub("", own[-1].text.strip(), count=1)[:100]}"'
+
+
+def _not_in_table(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return the ranks that printed, but that torchrun's table of all that failed or were stopped has not."""
+    table = {end.rank for end in log.ends.processes if end.by == "table"} - {None}
+    hosts = {end.node for end in log.ends.processes if end.by == "table"}
+    tasks = {rank for end in log.ends.processes if end.by == "srun" for rank in log.ranks_of(end)}
+    printed = {rank for line in log.lines if (rank := _rank_named(log, line)) is not None}
+    if table:
+        printed |= set(range(max(rank for rank in table if rank is not None)))
+    known = table or (set() if log.ends.job else tasks)
+    ended = printed - known - errors.keys()
+    if not known or not ended or len(hosts) > 1:
+        return []
+    it, be = ("it", "is") if len(ended) == 1 else ("they", "are")
+    what = "in torchrun's table of those" if table else "among srun's tasks"
+    text = f"rank {ranges(ended)} {be} not {what} that failed: {it} may have ended without one"
+    return [f"{text}{_printed_last(log, ended)}"]
+
+
+def _rank_named(log: AttemptLog, line: Line) -> int | None:
+    """Return the rank of a line, by its label or its first words."""
+    rank = log.rank_of(line)
+    return names_rank(line.text[:60]) if rank is None and line.number not in log.covered else rank
+
+
+def stalled_ranks(log: AttemptLog) -> set[int]:
+    """Return the ranks that Horovod's stall inspector named last."""
+    named = [tensor[1] for line in log.lines if (tensor := _MISSING_OF_TENSOR.search(line.text)) is not None]
+    at = max((i for i, line in enumerate(log.lines) if _MISSING_RANKS.search(line.text)), default=None)
+    if at is None:
+        return set(map(int, named[-1].split(","))) if named else set()
+    found = (_MISSING_RANK.match(line.text) for line in log.lines[at + 1 : at + 1 + STALLED_SHOWN])
+    return {int(each[1]) for each in found if each is not None}
+
+
+def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return what ranks printed that had done their work, while the others lost their connections."""
+    found: dict[int, str] = {}
+    for line in log.lines:
+        rank = line.rank if line.rank is not None else names_rank(line.text[:60])
+        if rank is not None and rank not in errors and says_completed(_OWN_NAME.sub("", line.text, count=1)):
+            found[rank] = line.text.strip()[:120]
+    return [f'rank {rank} had finished: "{text}"' for rank, text in sorted(found.items())[:2]]
+
+
+def _earlier_program(finder: Finder, errors: Mapping[int, RankError]) -> Raised | None:
+    """Return the last exception of another script than those that failed, before these; None: there is none."""
+    scripts = {_script(error.exception) for error in errors.values() if error.exception is not None} - {""}
+    first = min(error.order for error in errors.values())
+    before = [each for each in finder.distant if each.end < first and _script(each.exception)]
+    return before[-1] if scripts and before and _script(before[-1].exception) not in scripts else None
+
+
+def _script(exception: ExceptionRecord) -> str:
+    """Return the script that a traceback begins with; empty: none."""
+    first = next(iter(exception.frames), None)
+    return first.file if first is not None and first.function == "<module>" else ""
+
+
+def _place(raised: Raised) -> str:
+    frames = raised.exception.frames
+    return f" at {frames[-1].file}:{frames[-1].line}" if frames else ""
+
+
+def _first_line(raised: Raised) -> str:
+    exception = reason(raised.exception)
+    return f"{exception.type}: {message_line(exception.message)}"[:200]
