@@ -217,7 +217,8 @@ def _exception(evidence: Evidence, message: str) -> str:
         text = f"{name}: {message}"
     else:
         text = f"{name}: {line}"
-    own = evidence.nccl_warnings[-1:] if "nccl" in message.lower() and "Last error" not in message else ()
+    twice = [each for each in evidence.nccl_warnings if "has already checked in" in each]
+    own = (twice or evidence.nccl_warnings)[-1:] if "nccl" in message.lower() and "Last error" not in message else ()
     if own and own[0] not in text:
         first, newline, rest = text.partition("\n")
         text = f"{_RUN_WITH.sub('', first)}: {own[0]}{newline}{rest}"

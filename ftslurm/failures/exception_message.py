@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ftslurm.failures.exception_line import HEADER, LINE_LIMIT, is_relation, own_text, passed_on
 from ftslurm.pattern import pattern
 
-MESSAGE_LINES = 60
+MESSAGE_LINES, RANKS_LINES = 60, 20_000
 # The line before a traceback that belongs to the message of the exception above it.
 _INTRODUCES = pattern(
     r"(with the following error|with message|The last \d+ lines of \S+ #*"
@@ -24,7 +24,7 @@ _SEVERAL = pattern(
 _ALSO = pattern(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"/job:|: \w+\.|org\.apache\.|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-"
+    r"/job:|/\S{1,400}: \S|: \w+\.|org\.apache\.|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-"
     r"|Failed to install |ERROR: |E[A-Z]\d{4}: |\[rank\d+\]"
     r"|(socket|bootstrap|Net|Call to|Connection"
     r"|Cuda failure|Error)\b"
@@ -32,6 +32,8 @@ _ALSO = pattern(
 _TEXT = pattern(r"(?!Traceback|Exception|During|The above)[A-Za-z]+ [a-z]")
 _SPAWNED = pattern(r"-- Process \d+ terminated with the following error")
 # Of pydantic: each field, and below it what is wrong with it.
+# Of torch's checkpoints: the tracebacks of all ranks, one after the other.
+_BY_RANKS = pattern(r"ranks:dict_keys")
 _FIELDS, _FIELD = pattern(r"\A\d+ validation errors? for "), pattern(r"[\w.\[\]-]{1,200}")
 # Of torch's compiler, whose message has several paragraphs.
 _GRAPH_BREAK, _DETAIL = pattern(r" {2}Explanation: "), pattern(r" {1,2}\S")
@@ -59,7 +61,9 @@ def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, who
     begun_below = not first and lines[at].rstrip().endswith(":")  # the message begins with a line end
     at += 1
     nested = False
-    while at < len(lines) and len(kept) < MESSAGE_LINES:
+    while at < len(lines):
+        if len(kept) >= (RANKS_LINES if nested and _BY_RANKS.search(first) else MESSAGE_LINES):
+            break
         own = own_text(lines[at][:LINE_LIMIT], prefix)
         if own is None or (prefix and own.startswith(("+-", "+ "))) or _RECORD.match(own):
             break
@@ -72,24 +76,26 @@ def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, who
             ends = not whole and not own.strip() and len(kept) > 1 and not kept[-1].startswith(" ")
             if ends and not any(map(is_relation, [kept[-1], *lines[at : at + RELATION_LINES]])):
                 break
-        elif not (whole or prefix):
-            if begun_below and len(kept) <= PROSE_LINES and _PROSE.match(own):
-                kept.append(own.rstrip())
-                at += 1
-                continue
+        elif not (whole or prefix or (begun_below and len(kept) <= PROSE_LINES and _PROSE.match(own))):
             further = lines[at + 1][:LINE_LIMIT] if at + 1 < len(lines) else ""
             if not own.strip() and first.endswith(":") and len(kept) == 1 and _TEXT.match(further):
                 # A message in two paragraphs, of which the first one only introduces the second.
-                kept.append(further.rstrip())
-                at += 2
-                continue
-            if not _is_further(kept, own, further):
+                at, own = at + 1, further
+            elif not _is_further(kept, own, further):
                 break
         kept.append(own.rstrip())
         at += 1
-    while len(kept) > 1 and kept[-1].strip() in ("", '"""', "'''"):
-        kept.pop()
-    return at, "\n".join(kept).strip()
+    return at, "\n".join(_limited(kept)).strip()
+
+
+def _limited(kept: list[str]) -> list[str]:
+    """Return a message within the limit, without quotes at its end; of the tracebacks of all ranks, whole ones."""
+    end = min(len(kept), MESSAGE_LINES)
+    if len(kept) > MESSAGE_LINES:
+        end = max((i for i in range(2, end + 1) if HEADER in kept[i]), default=end)
+    while end > 1 and kept[end - 1].strip() in ("", '"""', "'''"):
+        end -= 1
+    return kept[:end]
 
 
 def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> bool:
@@ -98,7 +104,8 @@ def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> boo
         return nested and _SPAWNED.search("\n".join(kept)) is not None
     chained = nested and any(map(is_relation, kept[-2:]))
     introduced = _INTRODUCES.search(kept[-1].rstrip() or " ") is not None
-    return chained or introduced or "Original " in line or "(RANK " in line or "PythonException: " in line
+    of_rank = "(RANK " in line and _BY_RANKS.search(kept[0]) is not None
+    return chained or introduced or of_rank or "Original " in line or "PythonException: " in line
 
 
 def _is_further(kept: Sequence[str], line: str, further: str) -> bool:

@@ -92,6 +92,7 @@ _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
 _FEW, _SOURCE_INDENT = 3, 8
 _DETAIL = pattern(r"\s+\w[\w ]{0,30}: \S")
 _NO_TEXT = pattern(r"Trace[bB]ack \(most recent|File \"|Exception raised from|frame #\d|Last error")
+_VALUE = pattern(r"\w{1,60} = [\[{(].{200}")  # of a variable
 _NOTE = pattern(
     r"For further information|For debugging consider|CUDA kernel errors might|Compile with `TORCH|Search for `cuda"
     r"|Set TORCH|You can suppress|Device-side assert|\^+$"
@@ -253,6 +254,7 @@ def whole_line(message: str) -> str:
     if any(_NO_TEXT.match(line.strip()) for line in lines):
         return ""
     known = [line for line in lines if line.strip() and not _NOTE.match(line.strip())]
+    known = [line for line in known if not _VALUE.match(line)]
     if known and not known[-1][:1].isspace():
         # A list of details between the subject and what is wrong with it.
         known = [line for line in known if not _DETAIL.match(line)] if len(known) > _FEW else known

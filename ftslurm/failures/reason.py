@@ -33,7 +33,9 @@ _CAUGHT = pattern(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
 ON_RANKS = "on rank"
 """How a failure begins to name the ranks where it happened, for use in `raised_again`."""
 _COLLECTED = pattern(r"CheckpointException: CheckpointException ranks:dict_keys\(\[(\d{1,6}(?:, \d{1,6})*)\]\)")
-_SPAWNED = pattern(r"ProcessRaisedException: Process (\d+) terminated with the following error$")
+_SPAWNED = pattern(
+    r"(?:ProcessRaisedException: |Exception: (?:-- )?)Process (\d+) terminated with the following error:?$"
+)
 _USER_CODE = "\nfrom user code:"
 _RUNTIME_WORDS = pattern(
     r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::|The (client|server) socket has"

@@ -58,6 +58,16 @@ _OTHERS_MEMORY = pattern(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|byte
 _TORCH_SYMBOL = pattern(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
 _LOCAL_RANK = pattern(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
 _OF_JULIA = pattern(r"(?m)\bin expression starting at (?P<place>\S{1,400}:\d{1,9})$")
+# Of services that others run, and of their clients.
+_HOSTED = pattern(
+    r"\b(?:huggingface\.co|hf\.co|wandb\.(?:ai|com)|amazonaws\.com|googleapis\.com|github\w*\.com|windows\.net|openai\.com"
+    r"|pytorch\.org|anthropic\.com|aliyuncs\.com|modelscope\.cn)\b"
+)
+_CLIENT = pattern(
+    r"/(?:wandb|huggingface_hub|datasets|boto3|botocore|s3fs|s3transfer|gcsfs|google|mlflow|comet_ml|neptune|clearml|nltk"
+    r"|openai|anthropic|modelscope|evaluate)/|/torch/hub\.py$|/transformers/utils/hub\.py$"
+)
+_OWN_SERVER = "If the server is one of the job's own (vLLM, a reward model), see its log; else wait and try again."
 _FLAG = pattern(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
@@ -89,8 +99,8 @@ def advice_on(
         return _gpu_memory(worker) if name == "cuda-oom" else _refused_memory(worker)
     if name == "import-error":
         return _import(worker, same, attempt)
-    if name == "wrong-usage":
-        return _arguments(stderr, attempt)
+    if name in ("wrong-usage", "service-unreachable"):
+        return _arguments(stderr, attempt) if name == "wrong-usage" else _service(worker)
     if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch", "nccl"):
         return _of_torch(worker, attempt)
     if name == "missing-file" and worker.frames and worker.frames[-1].file.endswith("/shared_memory.py"):
@@ -128,6 +138,13 @@ def _of_torch(worker: FailedWorker, attempt: Attempt | None) -> str | None:
         "torchrun's agent did not reach the host and port of --rdzv-endpoint: see whether torchrun runs there, and"
         " name resolution and firewall between the nodes."
     )
+
+
+def _service(worker: FailedWorker) -> str | None:
+    """Advice on a server that was not reached: one that the job started itself is in reach of compute nodes."""
+    message = worker.exception.message if worker.exception is not None else ""
+    outside = _HOSTED.search(message) or any(_CLIENT.search(frame.file) for frame in worker.frames)
+    return None if outside else _OWN_SERVER
 
 
 def _port(worker: FailedWorker, attempt: Attempt | None) -> str | None:

@@ -246,6 +246,10 @@ PRIMARIES = [
         raised("ImportError", "libGL.so.1: cannot open shared object file: No such file or directory"),
     ),
     (
+        "nccl-rank-twice",
+        nccl("unhandled system error", SYSTEM, "Bootstrap Root : rank 1 of 8 ranks has already checked in"),
+    ),
+    (
         "nccl-route",
         nccl(
             "unhandled system error", SYSTEM, "socketStartConnect: Connect to 169.254.3.1<43> failed : No route to host"

@@ -92,6 +92,42 @@ EVENTS = """LAST SEEN   TYPE      REASON    OBJECT             MESSAGE
 109s        Warning   Evicted   pod/sft-worker-0   Pod ephemeral local storage usage exceeds the total limit.
 109s        Normal    Killing   pod/sft-worker-0   Stopping container pytorch
 """
+REMOTE_LOST = """[rank3]:[E814 06:09:40.7 ProcessGroupNCCL.cpp:542] [Rank 3] found async exception when checking for \
+NCCL errors: NCCL error: remote process exited or there was a network error, NCCL version 2.20.5
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketProgress: Connection closed by remote peer job-worker-0.default.svc<43110>
+E0814 06:09:44.9 1 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -6) local_rank: 3 (pid: 71) \
+of binary: /usr/bin/python
+"""
+WATCHDOG = """[rank{r}]:[E512 11:20:31.1 ProcessGroupNCCL.cpp:629] [Rank {r}] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum=812, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds.
+"""
+ROW = """[{r}]:
+  time      : 2025-05-12_{time}
+  host      : {host}
+  rank      : {r} (local_rank: {r})
+  exitcode  : {code} (pid: 90{r})
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+CHILD_FAILED = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+{others}------------------------------------------------------------
+Root Cause (first observed failure):
+{first}============================================================
+"""
+OOM = """[rank6]: Traceback (most recent call last):
+[rank6]:   File "/w/train.py", line 361, in train_step
+[rank6]:     loss.backward()
+[rank6]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 2 has a total capacity of 79.1 GiB
+"""
+LAUNCH = """srun: error: Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation
+srun: error: Application launch failed: Socket timed out on send/recv operation
+"""
 DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
     "the kernel killed a loader's worker": (
         {"slurm-90.out": "[rank5]: step 1\n" + NO_WORKER, "dmesg-gn07.txt": KILLED},
@@ -161,6 +197,30 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
             "describe-worker-0.txt": DESCRIBED,
         },
         "rank 1 on job-worker-0: killed by the kernel: its memory limit was reached",
+    ),
+    "a rank that aborted as its connection to a pod broke that was killed for memory": (
+        {"job-master-0.log": "step 1\n" + REMOTE_LOST, "job-worker-0.log": "step 1\n", "describe.txt": DESCRIBED},
+        "some rank on job-worker-0: killed by the kernel: its memory limit was reached",
+    ),
+    "time-outs, and aborts without a reason, beside a failure on another node": (
+        {
+            "slurm-7712-node-a.out": STEPS
+            + WATCHDOG.format(r=0)
+            + CHILD_FAILED.format(
+                others=ROW.format(r=1, time="11:20:35", host="node-a", code=-6),
+                first=ROW.format(r=0, time="11:20:35", host="node-a", code=-6),
+            ),
+            "slurm-7712-node-b.out": STEPS
+            + OOM
+            + CHILD_FAILED.format(
+                others="  <NO_OTHER_FAILURES>\n", first=ROW.format(r=6, time="11:10:33", host="node-b", code=1)
+            ),
+        },
+        "FAILED: rank 6 on node-b: OutOfMemoryError: CUDA out of memory",
+    ),
+    "files that are only numbered": (
+        {"96.o": "Rocky Linux\n", "96.e": LAUNCH},
+        "Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation",
     ),
     "a launcher's console beside its ranks' texts": (
         {
@@ -291,4 +351,4 @@ def test_a_launcher_that_was_stopped_explains_what_follows_in_another_nodes_file
     (tmp_path / "node1.log").write_text(STEPS + CLOSED.format(r=1))
     report = report_of_logs(tmp_path)
     shown = " ".join(render(report).split())
-    assert (report["status"], "the launcher got SIGTERM from outside" in shown) == ("stopped", True)
+    assert (report["status"], "the launcher got SIGTERM from outside on node0" in shown) == ("stopped", True)

@@ -55,6 +55,10 @@ ROWS: tuple[Cause, ...] = (
           nccl(r"[Nn]o socket interface found|No (IP )?interface found|NET/\w+ ?: ?(No|Unable to find)"),
           "Check NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the interfaces of this node (ip link, ibstat).",
           not_for="a connection that breaks in use", restart=OTHER_NODE),
+    Cause("nccl-rank-twice", "two processes are the same rank", PRIMARY,
+          nccl(r"rank \d+ of \d+ ranks has already checked in"),
+          "The launch gave a rank twice: compare RANK and WORLD_SIZE with the processes that start on each node.",
+          not_for="a rank whose address is not reached", restart=POINTLESS),
     Cause("nccl-route", "NCCL cannot reach another rank's address", PRIMARY,
           nccl(r"(Connect to \S+ failed ?: ?|connect returned )(No route to host|Network is unreachable"
                r"|Software caused connection abort)"),

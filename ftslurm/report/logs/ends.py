@@ -363,5 +363,6 @@ def _stopped_by(line: Line, which: str) -> JobEnd:
     """Return the end of a launcher by a signal from outside, given by name or number."""
     name = signal_name(int(which)) if which.isdecimal() else which
     closed = ": its terminal or connection was closed" if name == "SIGHUP" else ""
-    why = f"{BY_LAUNCHER}{name} from outside{closed}"
+    where = f" on {line.node}" if line.node else ""
+    why = f"{BY_LAUNCHER}{name} from outside{where}{closed}"
     return JobEnd(line.number, line.text, "CANCELLED", None, None, whole=False, why=why)

@@ -19,7 +19,7 @@ TOGETHER_NS = 600 * 10**9
 JOB_NUMBER = 100
 _OUTPUT = pattern(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
-    r"|.*\.(?:error|out)\.\d{4,6}"
+    r"|.*\.(?:error|out)\.\d{4,6}|(?:.*[._-])?\d{1,12}\.[oe]"
     r"|(?:(?:worker|rank)?log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
 _DATE = pattern(r"(?:19\d|20[0-4])\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")

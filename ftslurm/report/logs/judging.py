@@ -7,7 +7,7 @@ reaction. A rank that is not named stays unknown.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.closing_lines import goes_on_without
@@ -128,7 +128,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if resort is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
     errors = {number: with_memory(log, _with_tasks(log, error)) for number, error in errors.items()}
-    errors, tails = _by_local_rank(log, errors, tails)
+    errors, tails = _by_local_rank(log, errors, tails, matcher.named)
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
     return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes), resort is not None)
@@ -182,10 +182,10 @@ def _given_rank(lines: Sequence[Line]) -> int | None:
 
 
 def _by_local_rank(
-    log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]
+    log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str], named: Collection[int]
 ) -> tuple[dict[int, RankError], dict[int, str]]:
     """Return the failures, and the output, with unknown ranks where only the local ones are known for certain."""
-    local = log.by_local & errors.keys() - log.printed_ranks()
+    local = log.by_local & errors.keys() - log.printed_ranks() - set(named)
     if not local or log.has_one_node():
         return errors, tails
     free = min([UNKNOWN + 1, *errors]) - 1

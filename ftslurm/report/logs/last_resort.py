@@ -6,6 +6,7 @@ the traceback in whose middle it ends, else an error in its last lines or an exc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
 from ftslurm.report.failed_worker import NO_END
-from ftslurm.report.logs.attempt_log import TAIL_LINES, AttemptLog, of_launcher, until
+from ftslurm.report.logs.attempt_log import TAIL_LINES, AttemptLog, number_of, of_launcher, until
 from ftslurm.report.logs.evidence import Found, headline_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
@@ -101,6 +102,10 @@ def _stated(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
         elif works(line.text) and line.number not in log.covered:
             found.clear()  # what was stated before was survived
     if not found or ends_well(log.lines, sole=False):
+        return None
+    # As ranks leave one after the other, the store and its clients warn of each other.
+    above = log.lines[: bisect_left(log.lines, found[0][1].number, key=number_of)]
+    if all(line.text.startswith("[W") for _, line in found) and ends_well(above, sole=False):
         return None
     each, line = min(found, key=lambda one: (one[0].value, one[1].number))
     rank = each.rank if each.rank is not None else log.rank_of(line)

@@ -29,7 +29,10 @@ _ESCAPE = pattern(r"\x1b(?:\[[0-9;?:]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\
 _SHOWN_ESCAPE = pattern(r"\^\[\[[0-9;]{0,20}[A-Za-z]")  # as some viewers show it
 _CONTROL = pattern(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x85\u2028\u2029]+")
 _TASK = pattern(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
-_HOST = pattern(r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?|(?:\d{1,3}\.){3}\d{1,3}): ")
+# Of nodes, and the names of containers.
+_HOST = pattern(
+    r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?|(?:\d{1,3}\.){3}\d{1,3}|(?=[a-f]*\d)[0-9a-f]{12}): "
+)
 # Of Intel MPI's patterns, and of torch_xla's launcher.
 _HOST_RANK = pattern(
     r"(\[(?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5})\]:"
@@ -74,7 +77,7 @@ _POD = pattern(
 _NAMED_RANK = pattern(r"(?i)rank[-_]?(\d{1,6})")
 _BY_SLURM = pattern(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = pattern(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
-_STAMP_OF_MPI = pattern(r"(?:[A-Z][a-z]{2} ){2}[ \d]\d [\d:]{8} \d{4}(?=\[1,\d{1,6}\]<std)")
+_STAMP_OF_MPI = pattern(r"(?:[A-Z][a-z]{2} ){2}[ \d]\d [\d:]{8} \d{4}(?=\[(?:1,)?\d{1,6}\]<std)")
 # Of a program that logs what its own ranks print.
 _BY_LOGGER = pattern(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? (?:[-|] )?(?:[\w.:\[\]-]{1,60} (?:[-|] )?)?"

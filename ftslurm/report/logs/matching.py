@@ -49,6 +49,7 @@ from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = pattern(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
 _TRACED = pattern(r"\+{1,3} (?:\S{1,80}/)?(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed) ")  # of set -x
+_TERMINATED = pattern(r"terminated with exception|what\(\):|taking the entire process down")
 _NUMBER = pattern(r"\d+(?:\.\d+)?")
 QUOTED = 12
 """Characters from which on a message that another one contains is the same by no chance."""
@@ -64,6 +65,7 @@ class Matcher:
         tails: the ends of their output, as text, by the same numbers.
         last_output: what any rank printed last before the only end without a reason, or before others lost that rank.
         nodes: of the exceptions without a known rank.
+        named: ranks that evidence names, so that these are no local ones.
         copies: how many processes printed the same traceback without a label, if more than ranks are known to fail so.
     """
 
@@ -74,11 +76,13 @@ class Matcher:
         self.copies = 0
         self.nodes: set[str] = set()
         self.last_output = ""
+        self.named: set[int] = set()
 
     def match(self, found: Sequence[Found]) -> None:
         """Match the evidence, in its order, with the ends of ranks."""
         codes = {end.code for end in self._log.ends.processes if not end.stopped and end.by != "script"} - {None, 0, 1}
         strong = [each for each in found if is_strong(each.thing) or code_of(each.thing) in codes]
+        self.named = {each.rank for each in strong if each.rank is not None}
         for each in strong:
             if each.rank is not None and (
                 each.rank not in self.errors or self._is_better(each, self.errors[each.rank])
@@ -103,11 +107,38 @@ class Matcher:
         elif not bare and all(map(is_cascade, self.errors.values())):
             self._add_origin([each for each in found if each not in strong])
         self._take_last_output(strong)
+        self._add_pods()
+        self._order_aborts(strong)
         if self.errors and all(error.message == f"exit code {error.exit_code}" for error in self.errors.values()):
             # What a launcher observed first may be a reaction to another rank's error.
             origin = logged_before(self._log, self.errors)
             if origin is not None:
                 self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
+
+    def _add_pods(self) -> None:
+        """Add the pods that Kubernetes killed: what only lost its connections, or aborted, follows from that."""
+        known = {error.node for error in self.errors.values()}
+        killed = [end for end in self._log.ends.processes if end.by == "pod" and end.code is None]
+        if not self.errors or all(end.node in known for end in killed):
+            return
+        follow = all(is_cascade(error) or error.signal == "SIGABRT" for error in self.errors.values())
+        orders = [error.order for error in self.errors.values()]
+        for end in killed:
+            number = unused(self.errors)
+            order = min(orders) - 1 if follow else max(orders) + 1
+            self.errors[number], self.tails[number] = replace(of_end(end, number), order=order), end.text
+
+    def _order_aborts(self, strong: Sequence[Found]) -> None:
+        """Put aborts without a reason, and time-outs of ranks that did not abort, behind the others."""
+        waited = {rank for rank, error in self.errors.items() if timeout_in(error.message) is not None}
+        if not waited:
+            return
+        ended = {each.rank for each in strong if _TERMINATED.search(headline_of(each.thing)) is not None} - {None}
+        bare = {rank for rank, error in self.errors.items() if error.message == error.signal == "SIGABRT"}
+        later = bare | (waited - ended if ended & waited else set())
+        last = max(error.order for error in self.errors.values())
+        for rank in later if later < self.errors.keys() else ():
+            self.errors[rank] = replace(self.errors[rank], order=last + 1)
 
     def _add_origin(self, weak: Sequence[Found]) -> None:
         """Add what all failures, which are consequences, may follow from."""
@@ -216,6 +247,9 @@ class Matcher:
         if len(alike) > 1 and (whole := least_torn(exits)):
             exits, alike = whole, {headline_of(whole[0].thing)}
         several = exits and (len(exits) >= len(by_exit) or self._copies(exits[0]) >= len(by_exit))
+        # What keeps a container from starting is stated once for all tasks of a node, in one line with their ends.
+        not_started = bool(exits) and kind_of(exits[0].thing) == "spawn"
+        several = several or (not_started and len({end.number for end in by_exit.values()}) == 1)
         # As many as ended by an exception printed the same: they failed alike, whatever that follows from.
         all_alike = len({headline_of(each.thing) for each in others}) == 1 and len(others) >= len(by_exit) > 1
         if not exits and all_alike and {end.code for end in by_exit.values()} == {1}:

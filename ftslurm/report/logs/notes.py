@@ -61,10 +61,11 @@ def _on_others(log: AttemptLog, errors: Mapping[int, RankError], killed: set[int
     if stopped and len(stopped) < len(errors) and all(has_waited(error) for error in errors.values()):
         text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
         notes.append(f"{text}{_printed_last(log, stopped)}")
-    late = log.printed_ranks() - {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
+    waited = {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
     # Where the log ends before the ranks do, a watchdog may still have waited to speak.
-    late = late - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
-    if not late and all(timeout_in(error.message) is not None for error in errors.values()):
+    late = log.printed_ranks() - waited - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
+    late = late if waited else set()
+    if not late and waited == errors.keys():
         late = set(range(max(errors))) - errors.keys()
     if late and len(late) * 2 <= len(errors) and not late & errors.keys():
         text = f"rank {ranges(late)} printed no time-out of a collective: look there first"

@@ -68,7 +68,7 @@ _OF_SHELL = pattern(
 )
 _REQUEST = pattern(r': (?:Get|Post|Head) "https?://.*$')  # of Docker's client
 _MOUNTED = pattern(r"(failed to mount: \S{1,300}) at \S{1,300}(?=:)")  # where to is a directory of the runtime's
-_PERHAPS = pattern(r", possible causes are .*$")
+_PERHAPS = pattern(r", possible causes are .*$|, see https?://\S+$")
 _LMOD = pattern(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$")
 _CHDIR = pattern(r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?")
 _CONTAINER_WHY = pattern(

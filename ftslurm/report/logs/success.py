@@ -39,6 +39,7 @@ _ZERO = pattern(
 _TESTS = pattern(r"=* ?(?P<what>\d+ (?:passed|xfailed|skipped)\b[\w ,]{0,120}) in [\d.]+s(?: \([\d:]+\))? ?=*")
 _LAUNCHED = pattern(r"\[launch\.py:\d+:\w+\] Process \d+ exits successfully\.?$")  # of DeepSpeed
 _FITTED = pattern(r"`?Trainer\.fit`? stopped: `max_(?:steps|epochs|time)=\S{1,40} reached")  # of Lightning
+_METRICS = pattern(r"\s*train_runtime\s+=\s|\{'train_runtime': |\*{5} train metrics \*{5}")  # of transformers' Trainer
 _SAVED = pattern(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
 LAST_CHARACTERS = 80
 TAIL = 12
@@ -96,7 +97,7 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
             return False
         if says_completed(line.text) and (sole or _TRAINED.search(line.text)):
             return True
-        if _LAUNCHED.search(line.text) or _FITTED.search(line.text):
+        if _LAUNCHED.search(line.text) or _FITTED.search(line.text) or _METRICS.match(line.text):
             return True
         # Of several ranks, one may be behind the others.
         if not is_aftermath(line.text) and not works(line.text) and not _SAVED.search(line.text):
