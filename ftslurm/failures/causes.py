@@ -113,7 +113,10 @@ _BARE = ("error", "Error", "timeout", "Empty", "Full")
 def _with_port(message: str, output: str) -> str:
     """torch puts the port at the end of a long line, or only into its own log."""
     port = re.search(r"\bport: (\d{1,5})\b", message) or re.search(r"failed to bind to \S+:(\d{1,5}) ", output)
-    return f"port {port[1]} is in use (EADDRINUSE): {message}" if port else message
+    if port is None:
+        return message
+    named = f"port {port[1]} is in use (EADDRINUSE)"
+    return named if "server socket has failed" in message else f"{named}: {message}"
 
 
 def describe(evidence: Evidence, cause: Cause, found: Evidence | None = None) -> str:

@@ -36,7 +36,8 @@ _UNREACHED = pattern(
 _WHY = pattern(r"\((?:errno|gai error): -?\d{1,5} - (?P<why>[^()]{1,100})\)")
 # Of TensorFlow, behind the places that built the node.
 _GRAPH = pattern(
-    r"\AGraph execution error:\s+(?:Detected at node [^\0]{0,20000}(?:\nNode: .{0,300}|<stack traces unavailable>)\n)?"
+    r"\AGraph execution error:\s+(?:Detected at node [^\0]{0,20000}(?:\nNode: .{0,300}|<stack traces unavailable>)\n"
+    r"|Detected at node .{0,300}\n)?"
     r"(?:\d{1,4} root error\(s\) found\.\s+\(0\) )?(?P<text>.{1,400}?)(?: by allocator \S{1,60})?$",
     re.MULTILINE,
 )
