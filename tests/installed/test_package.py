@@ -16,7 +16,7 @@ import pytest
 import pythons
 from installed_package import ROOT, clean_environment
 
-WHEEL_LIMIT = 1_350_000
+WHEEL_LIMIT = 1_400_000
 """In bytes. So that nothing large comes in unnoticed; nine tenths are the text of the modules."""
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 
