@@ -156,6 +156,9 @@ def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str
         number = _SUB_EXCEPTIONS.search(outer)
         which = f"one of {number[1]} in" if number is not None and number[1] != "1" else "in"
         return f"{inner} ({which} group: {_SUB_EXCEPTIONS.sub('', outer.partition(': ')[2] or outer)})"
+    if cause.name.startswith("service-") and inner not in outer:
+        # A client's library wraps what the service answered in long advice.
+        return f"{inner} (then {evidence.exception})"
     title = f"{cause.title} ("
     if inner not in text and inner.startswith(title) and outer.startswith(title):
         # The title is of the inner one.

@@ -50,6 +50,9 @@ def brief(text: str) -> str:
     return first_line(_SHAPE.sub(r"\1", _NATIVE_PLACE.sub("", text[: 64 * 1024])))
 
 
+_BATCH_SCRIPT = pattern(r"/slurm_script: (?:No such file|Permission denied)")
+
+
 def cost_of(cost: Json) -> str:
     """``next round 1.1 s later, 20 steps repeated``; empty if nothing is known."""
     parts = []
@@ -71,6 +74,12 @@ def subject(failure: Json) -> str:
         return f"torchrun{_on(failure['node'])}"
     if failure["rank"] is None and any(_OF_LAUNCHER.search(each["file"]) for each in places):
         return f"the launcher{_on(failure['node'])}"
+    if failure["rank"] is None and any(
+        line.startswith("sbatch: error: ") for line in failure.get("evidence_lines") or ()
+    ):
+        return "sbatch"
+    if failure["rank"] is None and _BATCH_SCRIPT.search(failure.get("what") or ""):
+        return f"the batch script{_on(failure['node'])}"
     if failure["rank"] is None and failure.get("kind") in WORKER_KINDS:
         local = failure.get("local_rank")
         return f"{'some rank' if local is None else f'local rank {local}'}{_on(failure['node'])}"

@@ -163,6 +163,20 @@ TEXTS["the reason above an MPI_Abort, and what the evidence quotes"] = (
     "Atom 20113 moved out of its cell evidence called MPI_Abort with errorcode 1 srun: error: n1: task 2: Exited with"
     " exit code 1 the end of its stderr",
 )
+TEXTS["a refused submission, of which sbatch's last line only says that it failed"] = (
+    "submitting train.sh\nsbatch: error: submitted to gpu32 without a GPU32 account\n"
+    "sbatch: error: Batch job submission failed: Unspecified error\n",
+    "FAILED: sbatch: submitted to gpu32 without a GPU32 account",
+)
+TEXTS["a service's answer that a client's library wraps in advice"] = (
+    'Traceback (most recent call last):\n  File "/opt/site-packages/transformers/utils/hub.py", line 402, in cached_file\n'
+    "    hf_raise_for_status(response)\nrequests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: "
+    "https://huggingface.co/m/config.json\n\nThe above exception was the direct cause of the following exception:\n\n"
+    'Traceback (most recent call last):\n  File "/work/finetune.py", line 77, in main\n    load(name)\n'
+    '  File "/opt/site-packages/transformers/utils/hub.py", line 446, in cached_file\n    raise OSError(\n'
+    "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.\n",
+    "some rank: HTTPError: 429 Client Error: Too Many Requests for url:",
+)
 TEXTS["labels without a blank"] = (
     "".join(label(steps(10), r, "[{r}]:") for r in range(4)) + label(TB, 2, "[{r}]:"),
     "rank 2: ValueError: bad batch 42",

@@ -49,6 +49,7 @@ _HARMLESS = pattern(
     r"|optional|dropped)\b"
 )
 _INTRODUCES = pattern(r":\s*$|(?i:\b(?:critical|fatal) error)\W*$")
+_TOOL = pattern(r"(?:sbatch|salloc): error: ")
 _STAMPS = pattern(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
 _PASSED_ON = pattern(r"\(RANK (\d{1,6})\)$")
 """At a header, of a traceback that torch's checkpoints pass on from another rank."""
@@ -137,9 +138,18 @@ def _last_error(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
     # Tracebacks have been judged; those in a logger's JSON have not.
     if found is None or found.kind == CHILD or found.lines or found.text in _ignored(log):
         return None
-    line = next((line for line in reversed(lines) if found.text[:60] in line.text), lines[-1])
+    last = next((line for line in reversed(lines) if found.text[:60] in line.text), lines[-1])
+    line = _specified(lines, last)
+    tail = tail if line is last else log.tail(until(lines, line.number, 0))
     rank = log.rank_of(line)
     return _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", tail)
+
+
+def _specified(lines: Sequence[Line], line: Line) -> Line:
+    """Return the error right above one by which Slurm's tools only state that there was one; else that line."""
+    at = lines.index(line)
+    above = lines[at - 1] if at and line.text.endswith(": Unspecified error") else None
+    return above if above is not None and _TOOL.match(above.text) else line
 
 
 def _ignored(log: AttemptLog) -> set[str]:
