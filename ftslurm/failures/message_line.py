@@ -60,8 +60,8 @@ _LAUNCHER = pattern(r"\A(?P<type>\w*:? ?)\s*={20,}\n(?P<what>[^\n]{1,300}) FAILE
 _ROOT = pattern(r"Root Cause [^\0]{0,400}?\brank *: (?P<rank>\d+)[^\0]{0,200}?\bexitcode *: (?P<code>-?\d+)")
 # Of CUDA: what was wanted and what was free, before the advice; shorter, as a headline would lose the size.
 _GPU_MEMORY = pattern(
-    r"(?P<wanted>CUDA out of memory\. Tried to allocate [\d.]+ \w+)\.?(?: GPU (?P<gpu>\d+) has a total capac\w+ of"
-    r" (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
+    r"(?P<wanted>(?:CUDA|HIP) out of memory\. Tried to allocate [\d.]+ \w+)\.?(?: GPU (?P<gpu>\d+) has a total capac\w+"
+    r" of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free"
     r"| \(GPU (?P<old>\d+); (?P<all>[\d.]+ \w+) total capac\w+;.{0,120}? (?P<left>[\d.]+ \w+) free)?"
 )
 _COMMAND_LIMIT, _REFUSAL_LIMIT, _FIELDS = 60, 300, 6
@@ -71,7 +71,10 @@ _EXPECTED = pattern(r"^Input should be a (?=valid )")
 _FIELD = pattern(r"^(?:(\S[^\n]{0,200})\n)? {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^\n]*)?$", re.MULTILINE)
 _BY_VALIDATOR = pattern(r"(?:Value error|Assertion failed), ")
 # Advice in parentheses at the end.
-_ASIDE = pattern(r" +\((?i:set|see|use|try|run|pass|you (?:can|may|might|need)) [^()\n]{1,200}\)\Z")
+_ASIDE = pattern(
+    r" +\((?i:set|see|use|try|run|pass|when checking argument|you (?:can|may|might|need))"
+    r" [^()\n]{1,200}\)\Z"
+)
 # Where to read more is no reason.
 _SEE_ALSO = pattern(r"(?<=[.;!]) +(?:[^.]|\.(?! )){0,200}?https?://\S+(?: .{0,80})?\Z")
 _HINT = pattern(r"(?<=.{40})\. (?:Hint|HINT|Note|NOTE): .*", re.DOTALL)

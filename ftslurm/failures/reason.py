@@ -23,6 +23,7 @@ CUT = "the log ends before its type and text"
 PARSERS = pattern(r"/(argparse|optparse)\.py$|/(click|typer|absl|fire)/")
 """Modules that end a program by exit code 2 because they reject its command line."""
 _STEPS = 16  # exits, processes and cleanups that are passed
+_UNFINISHED = pattern(r"\bunexpected pos \d+ vs \d+")  # of torch.save, at the end of a file whose writing failed
 _AGAIN_LIMIT = 200  # characters
 _CLEANUP = pattern(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
 """Functions that a ``finally`` or a handler calls to clean up."""
@@ -110,11 +111,15 @@ def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:
 def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
     """Return the failure that a cleanup's own one hides."""
     masked = exception.context
-    if masked is None or exception.cause is not None or not (exception.masks or _in_exit(exception, masked)):
+    if masked is None or exception.cause is not None:
+        return None
+    if not (exception.masks or _in_exit(exception, masked) or _UNFINISHED.search(exception.message)):
         return None
     if not masked.type.endswith(("Error", "Exception", "Interrupt", "Exit")) and not masked.message:
         return None  # a StopIteration and the like, which only ends a loop
     called = _with_callers(masked, exception)
+    if called.frames == masked.frames:
+        called = replace(masked, frames=(*exception.frames[:-1], *masked.frames))
     return replace(called, raised_again=f"its cleanup raised {_one_line(exception)}")
 
 

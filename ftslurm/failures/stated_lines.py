@@ -103,10 +103,11 @@ _ORDERED = tuple(
         r".{0,60}\[launch\.py:\d+:(?P<text>sigkill_handler\] Killing subprocess \d+)",
     )
 )
+_STUCK = "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL may have been blocked"
 _MEANING = {
     **dict.fromkeys(("recv", "send"), "the store's host closed its connection to it: see rank 0's node"),
-    "Heartbeat monitor": "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked",
-    "ProcessGroupNCCL's watchdog": "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked",
+    "Heartbeat monitor": _STUCK,
+    "ProcessGroupNCCL's watchdog": _STUCK,
     "Sending process": "torchrun stopped its ranks; the failure or the signal before is not in the log",
     "torchelastic.worker": "torchrun's events say that it failed",
     "ChildFailedError": "torchrun says that a rank failed; its table is cut off",

@@ -133,7 +133,8 @@ def _of_torch(worker: FailedWorker, attempt: Attempt | None) -> str | None:
     if worker.cause.name == "nccl":
         return "" if worker.nccl_warnings else None  # its own reason is known
     if not _by_agent(worker):
-        return None
+        by_master = any(_RENDEZVOUS in frame.file or "distributed_c10d" in frame.file for frame in worker.frames)
+        return _OWN_SERVER if worker.frames and not by_master and worker.exception is not None else None
     return (
         "torchrun's agent did not reach the host and port of --rdzv-endpoint: see whether torchrun runs there, and"
         " name resolution and firewall between the nodes."
@@ -229,6 +230,8 @@ def _gpu_memory(worker: FailedWorker) -> str | None:
     if (old := _OLD_MEMORY.search(message)) is not None:
         total, free, reserved = (_bytes(*old.group(i, i + 1)) for i in (1, 3, 5))
         return _OF_OTHERS if total - free - reserved > max(reserved, total / 2) else None
+    if message.startswith("HIP out of memory"):
+        return "Smaller batch, activation checkpointing, or PYTORCH_HIP_ALLOC_CONF=expandable_segments:True."
     own = _OWN_MEMORY.search(message)
     others = [
         (_bytes(found[2], found[3]), found[1], f"{found[2]} {found[3]}") for found in _OTHERS_MEMORY.finditer(message)

@@ -10,6 +10,7 @@ from ftslurm.failures.causes import ROWS
 from ftslurm.failures.exception_line import HEADER
 from ftslurm.failures.reason import EXIT, before_collective, by_distributed
 from ftslurm.records.error import ExceptionRecord
+from ftslurm.report.collective_timeouts import BY_WATCHDOG
 from ftslurm.report.facts import (
     Attempt,
     Clocks,
@@ -26,7 +27,7 @@ from ftslurm.report.facts import (
     Worker,
 )
 from ftslurm.report.failed_worker import FailedWorker, failed_worker_of, from_summary
-from ftslurm.report.judged_worker import Peers, judge
+from ftslurm.report.judged_worker import STUCK, Peers, judge
 from ftslurm.report.scheduler import state_for_evidence
 
 HANG = "hang"
@@ -159,7 +160,13 @@ def judge_failures(snapshot: Snapshot, clocks: Clocks, files: RoundFiles) -> Fai
     if all(failed.cause.cascade for failed in judged.values()):
         before = [_before_collective(own) for own in failures if own.rank in judged]
         judged |= {own.rank: _judge(snapshot, files, state, own, examples, peers) for own in before if own}
-    ordered = sorted(judged.values(), key=lambda failed: _order(clocks, files.number, failed))
+    orders = {rank: _order(clocks, files.number, failed) for rank, failed in judged.items()}
+    waited = [orders[rank][2:] for rank, failed in judged.items() if failed.cause.name in BY_WATCHDOG]
+    for rank, failed in judged.items():
+        if failed.cause.name == STUCK and waited and min(waited) < orders[rank][2:]:
+            # Whatever others wait for stops the watchdog, too.
+            orders[rank] = (True, *orders[rank][1:])
+    ordered = sorted(judged.values(), key=lambda failed: orders[failed.rank])
     return Failures(_recorded_first(snapshot, clocks, files.number, ordered), following)
 
 

@@ -207,7 +207,7 @@ def _end_of(group: Json) -> str:
 
 
 def _ranks(text: str, number: int) -> str:
-    if number == 1:
+    if number == 1 or text.isdecimal():
         return f"rank {text}"
     return f"ranks {text}" if number <= 64 and len(text) <= 18 else f"{number} ranks ({clip(text, 18)})"
 

@@ -699,7 +699,7 @@ Thread 0x00007f3b8f7fe640 (most recent call first):
   File "/w/train.py", line 201 in save
 srun: error: hgx6: task 6: Aborted (core dumped)
 """,
-    "rank 6 on hgx6: NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked (SIGABRT) at /w/ckpt.py:55 in serialize",
+    "rank 6 on hgx6: NCCL's watchdog got stuck on this rank: a CUDA call or the GIL may have been blocked (SIGABRT) at /w/ckpt.py:55 in serialize",
 )
 TEXTS["a module that was not loaded explains what cannot be imported"] = (
     r"""Lmod has detected the following error: The following module(s) are unknown:

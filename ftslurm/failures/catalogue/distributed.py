@@ -83,7 +83,7 @@ ROWS: tuple[Cause, ...] = (
                r"|different (NCCL|CUDA)"),
           "Use one container or environment and one type of GPU on all nodes.",
           not_for="collectives that do not match", restart=POINTLESS),
-    Cause("nccl-stuck", "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL was blocked", PRIMARY,
+    Cause("nccl-stuck", "NCCL's watchdog got stuck on this rank: a CUDA call or the GIL may have been blocked", PRIMARY,
           nccl_stuck,
           "See where its threads were (py-spy, gdb); a longer wait: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.",
           not_for="a collective that waited for other ranks", blame=PERHAPS, symptom_of=GPU),

@@ -120,7 +120,9 @@ def unread(folder: Path, those: Sequence[Output]) -> list[str]:
     if below := _below(folder, {*read, *(folder / name for name in left)}):
         notes.append(f"not read, in folders below: {plural(len(below), 'file')} ({listed(below)})")
     if left:
-        notes.append(f"not read, as of other jobs: {plural(len(left), 'file')} ({listed(sorted(left))})")
+        numbered = not is_of_one_job([*left, *(str(each.path.relative_to(folder)) for each in those)])
+        why = "as of other jobs" if numbered else "perhaps of another run or program; name it to read it"
+        notes.append(f"not read, {why}: {plural(len(left), 'file')} ({listed(sorted(left))})")
     return notes
 
 

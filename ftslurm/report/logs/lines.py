@@ -306,7 +306,7 @@ def _line(text: str, number: int, outer: Sequence[re.Pattern[str]]) -> Line:
     if "]<std" in line.text[:48] and (stamp := _STAMP_OF_MPI.match(line.text)) is not None:
         line = line._replace(text=line.text[stamp.end() :])
     begin = line.text.find("[rank", 1, 160)
-    if begin > 0 and _BY_LOGGER.fullmatch(line.text, 0, begin) and _OWN.match(line.text, begin):
+    if begin > 0 and _is_prefix(line.text, begin) and _OWN.match(line.text, begin):
         line = line._replace(text=line.text[begin:])
     while line.text[:1] in ("[", "(") and (found := _OWN.match(line.text)):
         if found["role"] in ("w", "e", "i", "f"):
@@ -316,6 +316,12 @@ def _line(text: str, number: int, outer: Sequence[re.Pattern[str]]) -> Line:
     if line.text.startswith(" [rank") and (found := _OWN.match(line.text[1:])):
         line = _inner(line._replace(text=line.text[1:]), found)
     return line
+
+
+def _is_prefix(text: str, end: int) -> bool:
+    """Whether what is before a label of torch's is a time, or what a logger puts before what its ranks print."""
+    stamp = _STAMP.match(text)
+    return (stamp is not None and stamp.end() == end) or _BY_LOGGER.fullmatch(text, 0, end) is not None
 
 
 def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:

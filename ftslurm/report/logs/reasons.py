@@ -52,7 +52,7 @@ _ABORT = pattern(
 # Also where the rest of the line was cut off.
 _WATCHDOG = pattern(
     r"(?:ProcessGroupNCCL\.cpp:\d+\]|what\(\): ).{0,160}?"
-    r"(?:watchdog thread terminated with exception|Watchdog caught c)"
+    r"(?:watchdog thread terminated with exception|Watchdog caught c|Terminating the process after attempting to dump)"
 )
 _CONTAINER = pattern(
     r"(?:error: )?pyxis: (?P<pyxis>(?!import|creating|starting|removing|skipping|printing|if the image|container "
@@ -147,7 +147,7 @@ _MAYBE = pattern(
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|atchdog timeout|not accessible|: F |^F\d"
     r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
-    r"|Could not |MPI_A|^-----|signal \(?\d|\]F\d{4} |nhandled ex"
+    r"|Could not |MPI_A|^-----|signal \(?\d|Terminating the p|\]F\d{4} |nhandled ex"
 )
 _LAUNCH_FAILED = pattern(r"srun: error: Application launch failed: (.{1,200})$")
 _USAGE = pattern(r"^(?!srun: |slurm|sbatch: )(?P<m>[\w./-]{1,200}: error: .{1,600})$")
