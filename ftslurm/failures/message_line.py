@@ -82,7 +82,8 @@ _SHORT, _LEAST, _END_LIMIT = 100, 40, 200
 _ADVICE = pattern(
     r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
     r"|might|should)"
-    r"|Use|Note|Make sure|If you|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
+    r"|Use|Note|Make sure|Pass|Provide|Specify|Ensure|Verify|Upgrade|If you"
+    r"|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
     r"|is (?:usually|typically|often|likely))|It (?:may|might|could|is (?:likely|probably|possible))|Did you|Are you"
     r"|Perhaps|Maybe"
     r"|Hint|Not \w+ing)\b"
@@ -305,6 +306,7 @@ def source_line(frames: Sequence[Frame]) -> str:
 
 
 _CHOICES = pattern(r" \(choose from .{80,}\)$")
+_NO_CHOICE = pattern(r"\bis not one of .{12,}$")  # of click
 _REFUSAL = pattern(r"(?:\A|: )(?:[Ee]rror|ERROR): (\S.*)")
 
 
@@ -316,5 +318,5 @@ def refusal(stderr: str) -> str:
 
 
 def without_choices(refused: str) -> str:
-    """Return argparse's message without a long list of allowed values, which would hide the refused one."""
-    return _CHOICES.sub("", refused)
+    """Return a parser's message without a long list of allowed values, which would hide the refused one."""
+    return _NO_CHOICE.sub("is none of its choices", _CHOICES.sub("", refused))

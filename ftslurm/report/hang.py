@@ -13,15 +13,11 @@ from ftslurm.failures.causes import Evidence, classify
 from ftslurm.failures.own_code import is_library
 from ftslurm.monitor import stack_classifier
 from ftslurm.monitor.faulthandler_text import Frame, Reader
-from ftslurm.monitor.stack_classifier import BUILD_LOCK, IMPORT, JOINS_CHILD, WAITS
+from ftslurm.monitor.stack_classifier import WAITS
 from ftslurm.monitor.stacks_file import Stacks
 from ftslurm.monitor.triage import (
     COLLECTIVES,
-    ELSEWHERE,
-    MISMATCH,
     NO_ANSWER,
-    ODD,
-    OVERDUE,
     Branch,
     Group,
     Triage,
@@ -36,6 +32,7 @@ from ftslurm.report import consequence
 from ftslurm.report.facts import Failure, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
+from ftslurm.report.hang_advice import AFTER_FAILURE, LOCKED, ONE_RECEIVES, RECEIVES, SILENT, advice_on
 from ftslurm.report.reported_before import dead_thread, traceback_at_end
 from ftslurm.report.root_cause import HANG
 from ftslurm.report.wording import those_ranks
@@ -51,43 +48,6 @@ NATIVE_LINES = 60
 DEAD_ROOM = 90
 """Characters about a thread that died that a headline has room for."""
 _DEAD = pattern(r"(?P<thread>\w.{0,200}?) of (?:some )?rank.{0,20}? died(?: at \S{1,200})?: (?P<type>[\w.]+):")
-_ADVICE = {
-    ODD: "The others wait for it: its stack below shows its own location.",
-    ELSEWHERE: "It is not where most ranks are; Python's stacks do not show what those wait for.",
-    OVERDUE: "Its own time-out expired, and its Python stack shows no wait for another rank.",
-    MISMATCH: "Ranks took different paths through the script: check for a condition on the rank or on its data.",
-    "stopped": "A signal stopped it: kill -STOP of a user or of its own, a debugger, or a suspended container.",
-    "uninterruptible": "It waits in its node's kernel, mostly for a filesystem or a device: check dmesg there.",
-    "finished": "The others still wait for it, which had finished: ranks must take part in equally many collectives.",
-    "ending": "The others still wait for it, whose script had ended: ranks must take part in equally many collectives.",
-    "ended": "It had ended while the others still waited for it: ranks must take part in equally many collectives.",
-}
-_LOCKED = (
-    "A rank waits for the file `lock` in the build directory of a C++ extension. If no process builds it any more, "
-    "remove it: find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -delete"
-)
-_FINISHED = "If they wait for the rank that had finished: ranks must take part in equally many steps and collectives."
-_PARTIES = "They are at different places, and may wait for each other; where their paths part is shown below."
-_LOCAL = "It waits for a thread of its own process: see what should have filled the queue or released the lock."
-RECEIVES = frozenset(("recv", "irecv"))
-_RECEIVE = (
-    "All wait to receive, and none sends: each recv needs a send of the other rank, before its own recv or with isend."
-)
-_ONE_RECEIVES = "It waits to receive: see which rank should have sent, and whether it did."
-_POLL = "They sleep there: see what they wait for, such as a file, a lock or another rank."
-_AFTER_FAILURE = "See that failure first: what its rank calls after it, as in a handler, the others do not expect."
-_SILENT = (
-    "Their collectives went on: call ftslurm.heartbeat() in the loop, let it print, or raise the time-out"
-    " (--hang-timeout)."
-)
-_IMPORT = "They still import modules: a slow or busy filesystem, or a time-out that is too short for the start."
-_CHILD = "multiprocessing joins each process that is no daemon at Python's end: end it, or join it with a time-out."
-_ENDING = (
-    "Python's end waits for threads that are no daemons, then for what runs at exit: end such threads, and call "
-    "torch.distributed.destroy_process_group(), before. After ftslurm.workload_finished() no time-out applies."
-)
-_NO_SUSPECT = "All wait, and Python's stacks do not show for what: check the network and the devices of all nodes."
-
 Dict = dict[str, Any]
 
 
@@ -190,7 +150,7 @@ def hang_failure(
         return _by_collectives(plain, files, verdict, found)
     if _is_active(files, hang):
         what = f"silent, though it called collectives, {plain.what.removeprefix('hung ')}"
-        return replace(plain, what=what, advice=_SILENT)
+        return replace(plain, what=what, advice=SILENT)
     return plain
 
 
@@ -210,11 +170,11 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     nodes, ranks = nodes_of(files), list(found.culprits) or involved(found)
     where = tuple(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))[:8]
     what = statement(found, files) if found.culprits else phrases.undecided(found)
-    locked = plain.advice == _LOCKED
+    locked = plain.advice == LOCKED
     odd = [group for group in verdict.suspects if group.activity is not None and group.activity.activity in RECEIVES]
     receives = len(found.culprits) == 1 == len(odd)
     raised = not found.culprits and len(plain.remarks) == 1
-    advice = _ONE_RECEIVES if receives else _AFTER_FAILURE if raised else phrases.advice(found)
+    advice = ONE_RECEIVES if receives else AFTER_FAILURE if raised else phrases.advice(found)
     dead = dead_threads(files, verdict)
     left = found.culprits[:1] if found.kind == LEFT else ()
     ends = [line for rank in left for line in consequence.stderr_end(files, rank) if line not in plain.remarks]
@@ -409,36 +369,7 @@ def those(group: Group) -> str:
 
 
 def _advice(verdict: Triage) -> str:
-    if any(group.activity is not None and group.activity.activity == BUILD_LOCK for group in verdict.groups):
-        return _LOCKED
-    left = [group for group in verdict.groups if not has_finished(group)]
-    if left and all(is_ending(group) for group in left):
-        return _CHILD if any(each.activity and each.activity.activity == JOINS_CHILD for each in left) else _ENDING
-    if not verdict.suspects and finished_ranks(verdict):
-        return _LOCAL if all(_waits_locally(group) for group in left) else _FINISHED
-    if verdict.verdict != NO_ANSWER:
-        activities = {group.activity.activity for group in verdict.groups if group.activity is not None}
-        if not verdict.suspects and activities == {IMPORT}:
-            return _IMPORT
-        if not verdict.suspects and all(_waits_locally(group) for group in verdict.groups):
-            return _LOCAL
-        if not verdict.suspects and activities == {"time.sleep"}:
-            return _POLL
-        if not verdict.suspects and activities and activities <= RECEIVES:
-            return _RECEIVE
-        return (
-            _ADVICE.get(verdict.verdict, _NO_SUSPECT)
-            if verdict.suspects or verdict.verdict == MISMATCH
-            else _PARTIES
-            if has_parties(verdict) and len(verdict.groups) > 1
-            else _NO_SUSPECT
-        )
-    problem = "ending" if is_ending(verdict.suspects[0]) else verdict.suspects[0].problem or ""
-    return next(text for key, text in _ADVICE.items() if key in problem)
-
-
-def _waits_locally(group: Group) -> bool:
-    return group.activity is not None and group.activity.of_thread
+    return advice_on(verdict, parties=has_parties(verdict), finished=bool(finished_ranks(verdict)))
 
 
 def _signature(verdict: Triage, hang: Failure) -> str:

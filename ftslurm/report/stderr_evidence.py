@@ -98,6 +98,8 @@ def output_evidence(
     child = None if exception is None else _child_error(exception)
     if child is not None:
         return _of_child(child, texts.get("stderr", ""))
+    if exception is not None and (loader := _of_loader(exception, texts.get("stderr", ""))) is not None:
+        return loader
     kernel = _of_kernel(exception, texts.get("stderr", "")) if exception is not None else None
     if kernel is not None:
         return kernel
@@ -266,6 +268,17 @@ def _of_launcher(exception: ExceptionRecord, stderr: str) -> OutputEvidence | No
     if found is None or found.exception is None or found.exception.type == exception.type:
         return None
     return OutputEvidence(found, "its child's stderr", reason(found.exception))
+
+
+def _of_loader(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
+    """Return what torch's handler of signals printed in a loader's worker, whose pipe then broke."""
+    handler = _BY_HANDLER.search(stderr)
+    of_loader = any(frame.file.endswith("/torch/utils/data/dataloader.py") for frame in exception.frames)
+    if handler is None or not of_loader or "killed by signal" in exception.message:
+        return None
+    from ftslurm.failures.stderr_witness import LOGGED, Witness
+
+    return OutputEvidence(Witness(LOGGED, handler[0].strip()), "its stderr", None, of_child=True)
 
 
 def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:

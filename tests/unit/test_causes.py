@@ -182,6 +182,8 @@ POSITIVE = [
     ("syntax-error", raised("IndentationError", "unexpected indent")),
     ("import-error", raised("ModuleNotFoundError", "No module named 'x'", life_s=200.0)),
     ("wrong-usage", usage("/home/a/train.py", "/usr/lib/python3.11/argparse.py")),
+    ("service-refused", raised("PermissionError", "403 Forbidden: s3://corpus/epoch2/6")),
+    ("permission", raised("PermissionError", "[Errno 13] Permission denied: '/data/403/x'")),
     ("wrong-usage", usage("/home/a/train.py", "/usr/lib/python3/site-packages/click/core.py")),
     ("no-stdin", raised("EOFError", "EOF when reading a line")),
     ("no-stdin", raised("BdbQuit", module="bdb")),

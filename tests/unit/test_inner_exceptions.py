@@ -454,6 +454,11 @@ def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:
             "Graph execution error:\n\nCollective ops is aborted by: Connection reset by peer\nAdditional GRPC error",
             "Collective ops is aborted by: Connection reset by peer",
         ),
+        (
+            "Early stopping conditioned on metric `val/loss` which is not available. Pass in or modify your "
+            "`EarlyStopping` callback to use any of the following: `train_loss`",
+            "Early stopping conditioned on metric `val/loss` which is not available.",
+        ),
     ],
 )
 def test_a_message_in_one_line_keeps_its_reason(message: str, wanted: str) -> None:

@@ -63,6 +63,14 @@ def test_a_loaders_bus_error_claims_no_full_dev_shm_and_its_boilerplate_is_no_pa
     assert "Memory and /dev/shm were not short" in cause["advice"]
 
 
+def test_of_a_loaders_worker_that_crashed_torchs_handler_says_more_than_the_pipe_that_broke(run: RunBuilder) -> None:
+    frames = (("/w/train.py", 32, "main"), ("/x/torch/utils/data/dataloader.py", 1291, "_try_get_data"))
+    failed = run.fail(2, ConnectionResetError(104, "Connection reset by peer"), frames=frames)
+    crashed = "ERROR: Unexpected floating-point exception encountered in worker.\n"
+    _, text = cause_and_text(failed.log(2, crashed))
+    assert "Unexpected floating-point exception encountered in worker." in text.partition(" in round 1")[0]
+
+
 def test_of_a_loaders_bus_error_without_counters_a_full_dev_shm_stays_a_possibility(run: RunBuilder) -> None:
     cause = cause_and_text(run.fail(2, RuntimeError(BUS)))[0]
     assert (cause["title"], cause["what"]) == (

@@ -110,6 +110,13 @@ def test_ranks_that_wait_for_threads_of_their_own_are_not_sent_to_the_network(tm
     assert "network" not in text
 
 
+def test_ranks_that_all_create_a_group_are_to_be_compared_by_the_groups_that_they_create(tmp_path: Path) -> None:
+    group = (MAIN, (f"{TORCH}/distributed/distributed_c10d.py", 5863, "new_group"))
+    _, text = report_and_text(hung(tmp_path, dict.fromkeys(range(4), group)).close("failed", REASON))
+    assert "Each rank must create all groups, in the same order" in " ".join(text.split())
+    assert "network" not in text
+
+
 def test_where_no_rank_stands_out_the_report_names_the_rank_whose_time_out_expired(tmp_path: Path) -> None:
     report, text = report_and_text(hung(tmp_path, {3: REDUCE}).close("failed", REASON))
     lines = text.splitlines()

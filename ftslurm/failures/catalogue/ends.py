@@ -24,7 +24,7 @@ ROWS: tuple[Cause, ...] = (
     Cause("heap-corruption", "aborted: the C library found its heap corrupted", PRIMARY,
           tail("SIGABRT", r"(?m)^((free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): [a-z]"
                           r"|double free or|corrupted (size|double))"),
-          "Native code wrote out of bounds: compare the libraries' versions; MALLOC_CHECK_=3 or a sanitizer finds it.",
+          "Native code wrote out of bounds, or freed a block twice: compare libraries' versions; a sanitizer finds it.",
           not_for="an exception of C++", blame=PERHAPS),
     Cause("buffer-overflow", "aborted: the C library found a buffer that had overflowed", PRIMARY,
           tail("SIGABRT", r"(?m)^\*\*\* (stack smashing|buffer overflow) detected"),

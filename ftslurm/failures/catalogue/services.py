@@ -7,11 +7,14 @@ from ftslurm.failures.predicates import client, either, exception
 
 ROWS: tuple[Cause, ...] = (
     Cause("service-refused", "an external service refused access", PRIMARY,
-          client(r"\b(401|403)\b.{0,40}(Client Error|Unauthorized|Forbidden)|([Ee]rror|status|code)\W{1,3}(401|403)\b"
+          either(exception("PermissionError", text=r"\b40[13] (Forbidden|Unauthorized)|\b(s3|gs|abfss?|https?)://"),
+                 client(r"\b(401|403)\b.{0,40}(Client Error|Unauthorized|Forbidden)"
+                 r"|([Ee]rror|status|code)\W{1,3}(401|403)\b"
                  r"|[Pp]ermission denied|PERMISSION_(ERROR|DENIED)|invalid API key|API key .{0,30}(not|invalid)"
                  r"|[Gg]ated ?[Rr]epo|AccessDenied"
                  r"|InvalidAccessKey"
-                 r"|SignatureDoesNotMatch|ExpiredToken|NoCredentials|Invalid username or password|AuthenticationError"),
+                 r"|SignatureDoesNotMatch|ExpiredToken|NoCredentials|Invalid username or password"
+                 r"|AuthenticationError")),
           "Check the address, and the token or key in the job's environment if it needs one: a restart renews none.",
           not_for="a service that is busy", restart=POINTLESS, behind=True),
     Cause("service-busy", "an external service was busy or failed", PRIMARY,

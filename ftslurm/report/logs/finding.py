@@ -141,7 +141,7 @@ class Finder:
         return found
 
     def _is_dumped(self, number: int) -> bool:
-        """Whether faulthandler, which puts no labels, printed the stacks of a rank that a thread of torch then ended."""
+        """Whether faulthandler, which puts no labels, printed the stacks of a rank that a thread of torch ended."""
         at = bisect_left(self._log.lines, number, key=number_of)
         return any(line.text.startswith("Fatal Python error: Aborted") for line in self._log.lines[at : at + 40])
 
