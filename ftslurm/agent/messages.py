@@ -31,7 +31,8 @@ def short(text: str, length: int = 160) -> str:
 def failure_line(failure: Failure) -> str:
     """Return the line for the first failure of a round on this node."""
     step = "" if failure.step is None else f" at step {failure.step}"
-    what = f"rank {failure.rank} failed{step}" if failure.kind != UNREACHABLE else "cannot begin"
+    peers = ", perhaps because of another rank" if failure.by_peers else ""
+    what = f"rank {failure.rank} failed{step}{peers}" if failure.kind != UNREACHABLE else "cannot begin"
     return f"round {failure.round}: {what}: {short(failure.message)}"
 
 

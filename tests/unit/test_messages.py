@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftslurm.agent.actions import Log
-from ftslurm.agent.messages import messages
+from ftslurm.agent.messages import failure_line, messages
 from ftslurm.records.state import (
     CLOSED,
     FAILED,
@@ -91,3 +91,15 @@ def test_only_the_end_of_a_run_that_failed_is_an_error() -> None:
     stopped = replace(OVER, closed=Closed(STOPPED, "scancel", 143, 0))
     succeeded = replace(OVER, closed=Closed(SUCCEEDED, "all ranks succeeded", 0, 0))
     assert [line.level for new in (OVER, stopped, succeeded) for line in messages(RUNS, new)] == [ERROR, WARNING, INFO]
+
+
+def test_a_failure_that_another_rank_may_have_caused_is_logged_with_that() -> None:
+    """The agent's line is printed long before the report knows whose failure it was."""
+    waited = Failure(1, "n1", 0, 0, 0, "exception", 1, None, "RuntimeError: Timed out waiting", 12, by_peers=True)
+    assert failure_line(waited) == (
+        "round 1: rank 0 failed at step 12, perhaps because of another rank: RuntimeError: Timed out waiting"
+    )
+    assert (
+        failure_line(replace(waited, by_peers=False))
+        == "round 1: rank 0 failed at step 12: RuntimeError: Timed out waiting"
+    )
