@@ -177,6 +177,12 @@ TEXTS["a service's answer that a client's library wraps in advice"] = (
     "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.\n",
     "some rank: HTTPError: 429 Client Error: Too Many Requests for url:",
 )
+TEXTS["the condition in which an operator of Kubernetes gave a job up"] = (
+    'status:\n  conditions:\n  - message: MPIJob x is created.\n    reason: MPIJobCreated\n    status: "True"\n'
+    "    type: Created\n  - message: 1/8 workers are evicted\n    reason: MPIJobEvicted\n"
+    '    status: "True"\n    type: Failed\n  replicaStatuses:\n    Worker:\n      active: 7\n      failed: 1\n',
+    "1/8 workers are evicted (MPIJobEvicted)",
+)
 TEXTS["labels without a blank"] = (
     "".join(label(steps(10), r, "[{r}]:") for r in range(4)) + label(TB, 2, "[{r}]:"),
     "rank 2: ValueError: bad batch 42",

@@ -23,6 +23,7 @@ from ftslurm.report.logs.attempt_log import TAIL_LINES, AttemptLog, number_of, o
 from ftslurm.report.logs.evidence import Found, headline_of
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.pods import failed_condition
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, record
 from ftslurm.report.logs.success import ends_well, says_completed, works
 from ftslurm.report.logs.tracebacks import HEADER, Raised, names_rank, was_caught
@@ -78,7 +79,7 @@ def last_resort(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
         )
         return _killed(log) or whole or cut_off
     found = _killed(log) or _stated(log, late) or cut_off or _last_error(log, late) or _late(log, late)
-    return found or _error_line(log)
+    return found or _of_operator(log) or _error_line(log)
 
 
 def _killed(log: AttemptLog) -> LastResort | None:
@@ -143,6 +144,15 @@ def _last_error(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
     tail = tail if line is last else log.tail(until(lines, line.number, 0))
     rank = log.rank_of(line)
     return _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", tail)
+
+
+def _of_operator(log: AttemptLog) -> LastResort | None:
+    """Return why Kubernetes' operator has given a job up."""
+    failed = failed_condition(log.lines)
+    if failed is None:
+        return None
+    resort = _of(log, failed[0], None, "", "")
+    return replace(resort, error=replace(resort.error, message=failed[1], quotes=()))
 
 
 def _specified(lines: Sequence[Line], line: Line) -> Line:

@@ -23,6 +23,8 @@ _NOT_STARTED = pattern(
     r"\s+Warning +(?:Failed|FailedMount|FailedScheduling|FailedCreatePodSandBox|InspectFailed|ErrImageNeverPull)\s"
     r".{0,60}?\s(?:kubelet|\S{0,40}scheduler)\S{0,80}\s+(\S.{7,600})$"
 )
+_FAILED = pattern(r"\s*(?:- )?\"?type\"?: \"?Failed\"?,?\s*$")
+_FIELD = pattern(r"\s*(?:- )?\"?(message|reason|status)\"?: \"?(.{1,300}?)\"?,?\s*$")
 _STARTED = pattern(r"\s+Normal +Started\s")
 _NAME = pattern(r"Name: +(\S{1,200})\s*$")
 
@@ -55,6 +57,19 @@ def not_started(lines: Sequence[Line]) -> tuple[Line, str] | None:
         return None
     at, text = max(failed, key=lambda each: len(each[1]))
     return lines[at]._replace(node=lines[at].node or _name(lines, at)), text
+
+
+def failed_condition(lines: Sequence[Line]) -> tuple[Line, str] | None:
+    """Return why an operator's job is in the condition Failed, by ``kubectl get -o yaml``; None: it is not."""
+    for i, line in enumerate(lines):
+        if _FAILED.match(line.text) is None:
+            continue
+        near = (_FIELD.match(each.text) for each in lines[max(0, i - NEAR - 1) : i + 1])
+        fields = {found[1]: found[2] for found in near if found is not None}
+        if fields.get("status", "True") == "True" and "message" in fields:
+            reason = f" ({fields['reason']})" if "reason" in fields else ""
+            return line, f"{fields['message']}{reason}"
+    return None
 
 
 def _name(lines: Sequence[Line], i: int) -> str | None:
