@@ -31,9 +31,9 @@ _ALSO = pattern(
 )
 _TEXT = pattern(r"(?!Traceback|Exception|During|The above)[A-Za-z]+ [a-z]")
 _SPAWNED = pattern(r"-- Process \d+ terminated with the following error")
-# Of pydantic: each field, and below it what is wrong with it.
 # Of torch's checkpoints: the tracebacks of all ranks, one after the other.
 _BY_RANKS = pattern(r"ranks:dict_keys")
+# Of pydantic: each field, and below it what is wrong with it.
 _FIELDS, _FIELD = pattern(r"\A\d+ validation errors? for "), pattern(r"[\w.\[\]-]{1,200}")
 # Of torch's compiler, whose message has several paragraphs.
 _GRAPH_BREAK, _DETAIL = pattern(r" {2}Explanation: "), pattern(r" {1,2}\S")

@@ -72,7 +72,7 @@ _FIELD = pattern(r"^(?:(\S[^\n]{0,200})\n)? {2}(\S[^\n]{0,300}?)(?: [\[(]type=[^
 _BY_VALIDATOR = pattern(r"(?:Value error|Assertion failed), ")
 # Advice in parentheses at the end.
 _ASIDE = pattern(
-    r" +\((?i:set|see|use|try|run|pass|when checking argument|you (?:can|may|might|need))"
+    r" +\((?i:set|see|use|try|run|pass|when checking argument|you (?:can|may|might|need to))"
     r" [^()\n]{1,200}\)\Z"
 )
 # Where to read more is no reason.
@@ -82,7 +82,7 @@ _SHORT, _LEAST, _END_LIMIT = 100, 40, 200
 _ADVICE = pattern(
     r"(?:Please|See|Try|Set|Run|Inspect|Inspecting|Consider|Check|For (?:more|further|additional)|You (?:can|may"
     r"|might|should)"
-    r"|Use|Note|Make sure|Pass|Provide|Specify|Ensure|Verify|Upgrade|If you"
+    r"|Use|Note|Make sure|(?:Pass|Provide|Specify|Ensure|Verify|Upgrade) (?:the|an?|that|to|in|your|it|[`'\"-])|If you"
     r"|To (?:fix|avoid|debug|disable|enable|get|learn|see)|This (?:could|may|might|can"
     r"|is (?:usually|typically|often|likely))|It (?:may|might|could|is (?:likely|probably|possible))|Did you|Are you"
     r"|Perhaps|Maybe"
@@ -306,7 +306,7 @@ def source_line(frames: Sequence[Frame]) -> str:
 
 
 _CHOICES = pattern(r" \(choose from .{80,}\)$")
-_NO_CHOICE = pattern(r"\bis not one of .{12,}$")  # of click
+_NO_CHOICE = pattern(r"\bis not one of .{80,}$")  # of click
 _REFUSAL = pattern(r"(?:\A|: )(?:[Ee]rror|ERROR): (\S.*)")
 
 
@@ -319,4 +319,4 @@ def refusal(stderr: str) -> str:
 
 def without_choices(refused: str) -> str:
     """Return a parser's message without a long list of allowed values, which would hide the refused one."""
-    return _NO_CHOICE.sub("is none of its choices", _CHOICES.sub("", refused))
+    return _NO_CHOICE.sub("is not one of the allowed values", _CHOICES.sub("", refused))

@@ -36,6 +36,7 @@ _FRONT_ENDS = frozenset(
     )
 )
 """Packages that start an application, or parse its command line."""
+_ALARM = pattern(r"(?i)alarm|alrm|time_?d?_?out|took (?:longer|too)|too (?:long|slow)|deadline")
 
 
 def is_library(file: str) -> bool:
@@ -60,6 +61,18 @@ def interrupts_wait(frames: Sequence[Frame]) -> bool:
         return False
     waits = frames[-2]
     return "/torch/distributed/" in waits.file and "wait(" in (waits.source or "")
+
+
+def gave_up_waiting(name: str, message: str, frames: Sequence[Frame]) -> bool:
+    """Return whether it is of an alarm's handler that interrupted the wait for a collective; not of another signal's.
+
+    Args:
+        name, message: of the exception.
+        frames: its own, outermost first.
+    """
+    if not interrupts_wait(frames) or name in ("SystemExit", "KeyboardInterrupt"):
+        return False
+    return _ALARM.search(f"{frames[-1].function} {name} {message[:400]}") is not None
 
 
 def _is_entry(frame: Frame) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ftslurm.failures.evidence import Evidence
 from ftslurm.failures.nccl import is_stuck
-from ftslurm.failures.own_code import interrupts_wait, is_library
+from ftslurm.failures.own_code import gave_up_waiting, is_library
 from ftslurm.failures.reason import PARSERS, links
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
@@ -250,7 +250,7 @@ _REFUSED = pattern(r"[\w./-]{1,200}: error: |(?:ERROR|Error): ")
 
 def interrupted_wait(e: Evidence) -> bool:
     """Match an exception by which a signal's handler, such as of an alarm, interrupted the wait for a collective."""
-    return e.exception is not None and interrupts_wait(e.frames)
+    return e.exception is not None and gave_up_waiting(e.exception, e.message, e.frames)
 
 
 def wrong_usage(e: Evidence) -> bool:

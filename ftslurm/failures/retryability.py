@@ -7,7 +7,7 @@ there: a test compares both for each row's examples.
 
 from __future__ import annotations
 
-from ftslurm.failures.own_code import interrupts_wait
+from ftslurm.failures.own_code import gave_up_waiting
 from ftslurm.failures.reason import EXIT, judged, links, refuses_arguments
 from ftslurm.failures.signature import signature
 from ftslurm.pattern import pattern
@@ -215,4 +215,4 @@ def unanswered(name: str) -> bool:
 def _by_peers(exception: ExceptionRecord) -> bool:
     found = _PEERS.search(exception.inner_file) or _PEERS.search(exception.message)
     named = exception.type.startswith("Dist") or exception.type in _OF_PEERS
-    return named or found is not None or interrupts_wait(exception.frames)
+    return named or found is not None or gave_up_waiting(exception.type, exception.message, exception.frames)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ftslurm.pattern import pattern
+from ftslurm.text import duration
 
 _GAUDI = pattern(r"(?P<text>[A-Z][\w ]{4,60} failed\. synStatus[^\n]{1,100})")
 # Of inductor's compiler of C++.
@@ -75,8 +76,15 @@ def _no_connection(text: str, unreached: re.Match[str]) -> str:
     """Return to which address torch's client found no way, and why: ``no connection to n1:29500: No route to host``."""
     *_, why = ["", *(each["why"] for each in _WHY.finditer(text))]
     address = f"{unreached['host']}:{unreached['port']}"
-    within = f" within {unreached['limit']}" if unreached["limit"] else ""
+    within = f" within {_duration(unreached['limit'])}" if unreached["limit"] else ""
     return f"no connection to {address}{within}{f': {why}' if why else ''}"
+
+
+def _duration(text: str) -> str:
+    """Return a time-out in our own units: ``600000ms`` as ``10 min``."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    seconds = {"ms": 0.001, "s": 1.0, "seconds": 1.0}.get(text[len(number) :].strip())
+    return text if seconds is None else duration(int(number) * seconds)
 
 
 def _of_actor(text: str, actor: re.Match[str]) -> str:

@@ -31,8 +31,8 @@ CALLS_WIDTH = 30
 MISMATCH = "collective-mismatch"
 """Cause of ranks that were ended because calls do not match."""
 TIME_OUT = "collective-timeout"
-LATE_NS = 5 * 10**9
-"""After the time of a failure, a call is later for certain: clocks of nodes differ less."""
+CLOCK_MARGIN_NS = 5 * 10**9
+"""A call so long after a time-out came later for certain: clocks of nodes differ by less."""
 _RECEIVED = pattern(r"\b(\d{1,15}) vs (\d{1,15})\. Received data size doesn't match expected size")
 _IN_TORCH = pattern(r'/torch/distributed/distributed_c10d\.py", line \d+ in (\w+)')
 _TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
@@ -57,13 +57,13 @@ def judge_collectives(
         return None
     by_stack = triage.groups if triage is not None else ()
     # A script that has ended without an exception had left its newest call, whatever ended the rank while it was asked.
-    over = [each for each in by_stack if each.activity is not None and not each.activity.raised]
-    elsewhere = _failed_in_unrecorded(files) | _ranks_that(over, ENDS)
-    over_ns = _time_over(failed)
+    scripts_ended = [each for each in by_stack if each.activity is not None and not each.activity.raised]
+    elsewhere = _failed_in_unrecorded(files) | _ranks_that(scripts_ended, ENDS)
+    gave_up_ns = _gave_up(failed)
     known = files.collectives.values()
-    asked = [one if over_ns is None else as_of(one, over_ns + LATE_NS) for one in known]
-    whole = {one.rank for one in asked if one == files.collectives[one.rank]}
-    late = _asked_after_failure(files, failed_by_others) & whole
+    asked = [one if gave_up_ns is None else as_of(one, gave_up_ns + CLOCK_MARGIN_NS) for one in known]
+    unchanged = {one.rank for one in asked if one == files.collectives[one.rank]}
+    late = _asked_after_failure(files, failed_by_others) & unchanged
     mismatched = {each.rank for each in failed if each.cause.name == MISMATCH}
     return judge(
         (replace(one, broken=one.rank not in elsewhere) if one.rank in elsewhere | late else one for one in asked),
@@ -74,14 +74,14 @@ def judge_collectives(
     )
 
 
-def _time_over(failed: Sequence[FailedWorker]) -> int | None:
+def _gave_up(failed: Sequence[FailedWorker]) -> int | None:
     """Return when the first rank gave up waiting, if that was the first failure: what was called later came too late.
 
     Its process may have ended, and the records been taken, only when the late rank had come.
     """
-    timed = [each for each in failed if each.time_ns is not None]
-    first = min(timed, key=lambda each: each.time_ns or 0, default=None)
-    return first.time_ns if first is not None and first.cause.name == TIME_OUT else None
+    timed = [(each.time_ns, each.cause.name) for each in failed if each.time_ns is not None]
+    first_ns, name = min(timed, default=(None, ""))
+    return first_ns if name == TIME_OUT else None
 
 
 def _asked_after_failure(files: RoundFiles, failed_by_others: Collection[int]) -> set[int]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.nccl import late_ranks
-from ftslurm.failures.own_code import interrupts_wait, is_library, own_frame
+from ftslurm.failures.own_code import gave_up_waiting, is_library, own_frame
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import NO_END, FailedWorker
@@ -348,7 +348,11 @@ def is_own_statement(failed: FailedWorker) -> bool:
     exception = failed.exception
     while exception is not None and exception.cause is not None:
         exception = exception.cause
-    if exception is None or not exception.frames or interrupts_wait(exception.frames):
+    if (
+        exception is None
+        or not exception.frames
+        or gave_up_waiting(exception.type, exception.message, exception.frames)
+    ):
         return False
     frame = exception.frames[-1]
     return not is_library(frame.file) and (frame.source or "").lstrip().startswith("raise")

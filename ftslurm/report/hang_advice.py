@@ -54,9 +54,9 @@ def advice_on(verdict: Triage, *, parties: bool, finished: bool) -> str:
     """Return the advice on a hang, by where its ranks were.
 
     Args:
-        verdict: it.
-        parties: whether none of several ranks is the odd one.
-        finished: whether ranks had finished that are no suspects.
+        verdict: the triage of the ranks' stacks.
+        parties: whether several ranks hang, and none of them is a suspect.
+        finished: whether ranks that are no suspects had finished.
     """
     if any(group.activity is not None and group.activity.activity == BUILD_LOCK for group in verdict.groups):
         return LOCKED
@@ -77,13 +77,9 @@ def advice_on(verdict: Triage, *, parties: bool, finished: bool) -> str:
             return _GROUPS
         if not verdict.suspects and activities and activities <= RECEIVES:
             return _RECEIVE
-        return (
-            _ADVICE.get(verdict.verdict, _NO_SUSPECT)
-            if verdict.suspects or verdict.verdict == MISMATCH
-            else _PARTIES
-            if parties and len(verdict.groups) > 1
-            else _NO_SUSPECT
-        )
+        if verdict.suspects or verdict.verdict == MISMATCH:
+            return _ADVICE.get(verdict.verdict, _NO_SUSPECT)
+        return _PARTIES if parties and len(verdict.groups) > 1 else _NO_SUSPECT
     problem = "ending" if is_ending(verdict.suspects[0]) else verdict.suspects[0].problem or ""
     return next(text for key, text in _ADVICE.items() if key in problem)
 

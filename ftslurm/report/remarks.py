@@ -41,7 +41,7 @@ _TRIED = pattern(
 )
 _OF_CLIENT = pattern(r"Remote|Connect|HTTP|URL|Timeout|Fault|R[pP][cC]|EOFError|BrokenPipe")
 """Of types of exceptions by which a program notices that its server failed."""
-SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -o pipefail), so does a process of its own"
+SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -o pipefail), or a background process failed"
 RECURSION = 40
 """Equal calls on the stack of a crash; faulthandler prints no more than 100."""
 _FORWARD = "Traceback of forward call that caused the error:"

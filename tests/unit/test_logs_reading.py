@@ -184,6 +184,8 @@ OTHERS = {
     "tasks of an older job": ("job-771_0.out job-771_1.out job-772_0.out job-772_1.out", "job-772_0.out job-772_1.out"),
     "dates": ("2026-11-20_train.log 2026-11-21_train.log", "2026-11-21_train.log"),
     "runs of a day": ("train_20261121_090000.log train_20261121_180000.log", "train_20261121_180000.log"),
+    "runs numbered with zeros": ("run.0001.out run.0002.out", "run.0002.out"),
+    "months and days": ("train.0412.log train.0413.log", "train.0413.log"),
     "other programs": ("eval.log train.log", "train.log"),
     "texts beside jobs": ("slurm-5001.out slurm-5002.out notes.txt", "slurm-5002.out"),
     "rotated": ("train.log.2 train.log.1 train.log", "train.log"),

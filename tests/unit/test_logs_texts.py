@@ -179,7 +179,7 @@ TEXTS["a service's answer that a client's library wraps in advice"] = (
 )
 TEXTS["the condition in which an operator of Kubernetes gave a job up"] = (
     'status:\n  conditions:\n  - message: MPIJob x is created.\n    reason: MPIJobCreated\n    status: "True"\n'
-    "    type: Created\n  - message: 1/8 workers are evicted\n    reason: MPIJobEvicted\n"
+    "    type: Created\n  - lastTransitionTime: x\n    message: 1/8 workers are evicted\n    reason: MPIJobEvicted\n"
     '    status: "True"\n    type: Failed\n  replicaStatuses:\n    Worker:\n      active: 7\n      failed: 1\n',
     "1/8 workers are evicted (MPIJobEvicted)",
 )

@@ -91,6 +91,16 @@ def with_code(end: End, code: int) -> End:
     return replace(end, code=code) if code >= 0 else replace(end, signal=signal_name(-code))
 
 
+SIGNALS = {
+    "Segmentation fault": "SIGSEGV", "Killed": "SIGKILL", "Aborted": "SIGABRT", "Abort": "SIGABRT",
+    "Bus error": "SIGBUS", "Terminated": "SIGTERM", "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Broken pipe": "SIGPIPE",
+    "User defined signal 1": "SIGUSR1", "User defined signal 2": "SIGUSR2", "Trace/breakpoint trap": "SIGTRAP",
+    "CPU time limit exceeded": "SIGXCPU", "File size limit exceeded": "SIGXFSZ",
+}  # fmt: skip
+"""Names of signals by their descriptions, as of strsignal(3)."""
+
+
 def of_code(end: End, code: int) -> End:
     """Return the end with a code as a shell reports it: above 128 a signal, if there is one of that number."""
     return with_code(end, 128 - code if 128 < code <= 128 + _LAST_SIGNAL else code)

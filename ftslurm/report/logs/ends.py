@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.pattern import pattern
-from ftslurm.report.logs.end import End, Ends, JobEnd, Kernel, signal_name, with_code
+from ftslurm.report.logs.end import SIGNALS, End, Ends, JobEnd, Kernel, of_code, signal_name, with_code
 from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.mpi_ends import MpiBoxes, by_mpi
 from ftslurm.report.logs.noise import is_aftermath
@@ -15,14 +15,7 @@ from ftslurm.report.logs.pods import KILLED, evicted, pod_end
 from ftslurm.report.logs.table import OF_TABLE, table
 
 SHORTEST, LONGEST_BARE, LAST_LINES, LONGEST_TABLE = 6, 400, 40, 2000
-_SIGNALS = {
-    "Segmentation fault": "SIGSEGV", "Killed": "SIGKILL", "Aborted": "SIGABRT", "Abort": "SIGABRT",
-    "Bus error": "SIGBUS", "Terminated": "SIGTERM", "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Broken pipe": "SIGPIPE",
-    "User defined signal 1": "SIGUSR1", "User defined signal 2": "SIGUSR2", "Trace/breakpoint trap": "SIGTRAP",
-    "CPU time limit exceeded": "SIGXCPU", "File size limit exceeded": "SIGXFSZ",
-}  # fmt: skip
-_NAMES = "|".join(map(re.escape, _SIGNALS))
+_NAMES = "|".join(map(re.escape, SIGNALS))
 _TASKS = pattern(
     r"srun: error: (?P<node>[\w.\[\],-]{1,300}): tasks? (?P<tasks>[\d,-]{1,300}): "
     rf"(?:Exited with exit code (?P<code>\d{{1,3}})|(?P<oom>Out Of Memory)|(?P<signal>{_NAMES})(?: \(core dumped\))?)$"
@@ -270,10 +263,10 @@ def _by_launcher(line: Line) -> End | None:
     text = line.text
     if text[:40].lower().lstrip("[( ").startswith("rank") and (found := _RANK_CODE.fullmatch(text.strip())):
         code = int(found["code"])
-        return _end(line, "script", str(128 - code if 128 < code < 160 else code), rank=int(found["rank"]))
+        return of_code(End(line.number, "script", line.text, rank=int(found["rank"])), code)
     if (" with " in text or " by " in text or " from " in text) and (found := _LAUNCHED.fullmatch(text.strip())):
         code = int(found["code"])
-        code = -abs(code) if found["signal"] else 128 - code if 128 < code < 160 else code
+        code = -abs(code) if found["signal"] else code
         return _end(line, "script", str(code), rank=int(found["rank"]), node=found["node"]) if code else None
     if "xitcode: " in text and (found := _TORCHRUN.search(text)):
         agent = _AGENT.search(text)
@@ -292,7 +285,7 @@ def _by_launcher(line: Line) -> End | None:
         return replace(end, code=int(found["code"])) if found["code"] else end
     if "exit with status code" in text and (found := _HOROVOD.match(text)):
         code = int(found["code"])
-        end = _end(line, "horovod", str(128 - code if code > 128 else code), rank=int(found["rank"]))
+        end = of_code(End(line.number, "horovod", line.text, rank=int(found["rank"])), code)
         # After the first failure it stops the other ones.
         return replace(end, stopped=found["code"] in ("137", "143"))
     if ("Global rank " in text or " crashed with exit" in text) and (found := _COMPOSER.match(text)):
@@ -302,7 +295,7 @@ def _by_launcher(line: Line) -> End | None:
         return replace(end, stopped=end.signal == "SIGTERM")
     if " exited with code " in text and (found := _COMPOSE.fullmatch(text.strip())):
         code = int(found["code"])
-        return replace(_end(line, "compose", str(128 - code if 128 < code < 160 else code)), node=found["node"])
+        return of_code(End(line.number, "compose", line.text, node=found["node"]), code)
     return None
 
 
@@ -314,9 +307,9 @@ def _by_shell(line: Line) -> End | None:
     if found is not None:
         named = _RANK_GIVEN.search(text)
         rank = int(named[1]) if named is not None and line.rank is None else line.rank
-        return End(line.number, "shell", text, rank=rank, signal=_SIGNALS[found["signal"]], pid=int(found["pid"]))
+        return End(line.number, "shell", text, rank=rank, signal=SIGNALS[found["signal"]], pid=int(found["pid"]))
     found = _BARE.match(text) if len(text) < LONGEST_BARE else None
-    return End(line.number, "shell", text, rank=line.rank, signal=_SIGNALS[found["signal"]]) if found else None
+    return End(line.number, "shell", text, rank=line.rank, signal=SIGNALS[found["signal"]]) if found else None
 
 
 def _may_be_kernel(text: str) -> bool:
@@ -336,7 +329,7 @@ def _of_srun(line: Line, found: re.Match[str], aborted: bool) -> End:
         return replace(end, signal="SIGKILL", oom=True)
     if found["code"]:
         return replace(end, code=int(found["code"]))
-    name = _SIGNALS[found["signal"]]
+    name = SIGNALS[found["signal"]]
     # After srun began to end the step, it ends the other tasks by these signals.
     return replace(end, signal=name, stopped=aborted and name in ("SIGTERM", "SIGKILL", "SIGINT"))
 

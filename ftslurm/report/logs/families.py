@@ -19,7 +19,7 @@ TOGETHER_NS = 600 * 10**9
 JOB_NUMBER = 100
 _OUTPUT = pattern(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
-    r"|.*\.(?:error|out)\.\d{4,6}|(?:.*[._-])?\d{1,12}\.[oe]"
+    r"|.*\.(?:error|out)\.\d{4,6}|(?:.*/)?\d{1,12}\.[oe]"
     r"|(?:(?:worker|rank)?log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
 _DATE = pattern(r"(?:19\d|20[0-4])\d(?:[01]\d(?:[0-3]\d(?:\d{4}|\d{6})?)?)?")
@@ -169,8 +169,8 @@ def _places(of: str, shapes: Sequence[str], times: Mapping[str, int]) -> tuple[l
 def _kind(name: str, place: int) -> str | None:
     """Return what a number in a name counts, by the word before it."""
     before = _before(name, place)
-    # Neither jobs nor dates are filled up with zeros.
-    if before.endswith(".") and _PADDED.fullmatch(_numbers(name)[place]):
+    # Of weather models: each rank has a file of errors.
+    if before.endswith("error.") and _PADDED.fullmatch(_numbers(name)[place]):
         return "task"
     word = _WORD.search(before)
     if word is None:

@@ -6,15 +6,12 @@ reaction. A rank that is not named stays unknown.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.failures.closing_lines import goes_on_without
-from ftslurm.failures.logged_error import logged_error
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import RankError
-from ftslurm.report.logs.attempt_log import AttemptLog, number_of, of_launcher
+from ftslurm.report.logs.attempt_log import AttemptLog, of_launcher
 from ftslurm.report.logs.dumps import places
 from ftslurm.report.logs.end import JobEnd, nodes_of
 from ftslurm.report.logs.ends import STEP_CANCELLED
@@ -22,7 +19,6 @@ from ftslurm.report.logs.finding import Finder
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
-from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.notes import notes_on, stalled_ranks
 from ftslurm.report.logs.origins import QUOTE_LIMIT
 from ftslurm.report.logs.rank_errors import (
@@ -35,7 +31,7 @@ from ftslurm.report.logs.rank_errors import (
     with_memory,
 )
 from ftslurm.report.logs.silence import silence
-from ftslurm.report.logs.success import says_zero, tests_passed, works
+from ftslurm.report.logs.success import says_zero, tests_passed
 from ftslurm.report.wording import STALLED
 from ftslurm.text import names, ranges
 
@@ -43,7 +39,6 @@ _GIVEN = pattern(
     r"\bWORLD_SIZE=\d+\b.{0,200}(?<![A-Z_])RANK=(\d{1,6})\b|(?<![A-Z_])RANK=(\d{1,6})\b.{0,200}\bWORLD_SIZE=\d"
     r"|\bJobEnvironment\(.{1,200}\bglobal_rank=(\d{1,6})"  # of submitit
 )
-_CALL_FAILED = pattern(r"\b\w{3,40} failed: (?:No such file|Permission denied|Connection refused|Cannot |Invalid )")
 
 
 @dataclass(frozen=True)
@@ -101,14 +96,11 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if job is not None and job.state == "CANCELLED" and any(number < job.number for number in log.ends.oom):
         job = None  # Slurm itself, at the limit of memory
     if job is not None and (first is None or job.number < first or _follow(log, errors, job)):
-        stated = _stated_before(log, job) if job.state == "CANCELLED" and not errors else ""
         errors, tails, state = {}, {}, job.state
         stalled = stalled_ranks(log)
         inspected = f"{STALLED}rank {ranges(stalled)} had not joined" if stalled else ""
         hung = (places(log), inspected, silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
-        job = replace(
-            job, why="; ".join(text for text in (job.why or ("cancelled" if stated else ""), stated, *hung) if text)
-        )
+        job = replace(job, why="; ".join(text for text in (job.why, *hung) if text))
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"
@@ -132,18 +124,6 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
     return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes), resort is not None)
-
-
-def _stated_before(log: AttemptLog, job: JobEnd) -> str:
-    """Return the error that was printed before a job was cancelled, if nothing shows that it was survived."""
-    stated = ""
-    for line in log.lines[: bisect_left(log.lines, job.number, key=number_of)]:
-        if works(line.text):
-            stated = ""
-        elif not stated and not goes_on_without(line.text):
-            text = logged_error(line.text) or (line.text.strip() if _CALL_FAILED.search(line.text) else "")
-            stated = text if text and not is_aftermath(line.text) else ""
-    return f"stated before: {stated[:200]}" if stated else ""
 
 
 def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]) -> None:

@@ -83,6 +83,10 @@ _BY_LOGGER = pattern(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? (?:[-|] )?(?:[\w.:\[\]-]{1,60} (?:[-|] )?)?"
     r"\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?(?: [-|]|:)? ?"
 )
+_OF_TRACEBACK = pattern(
+    r"\s|$|Traceback|During handling|The above exception|\[[EWF]\d{0,4} |(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}"
+    r"(?:Error|Exception|Interrupt|Exit)(?:: |$)|\|"
+)
 _BY_TORCH = pattern(r"\[[EWF]\d{0,4} [\d:.]{0,20} ?\w{1,40}\.cpp:\d")
 _CONTINUED = pattern(r"nccl\w{4,30}Error: |Last error:|Exception raised from |frame #\d")
 _LAST_ERROR = "Last error:"
@@ -306,8 +310,11 @@ def _line(text: str, number: int, outer: Sequence[re.Pattern[str]]) -> Line:
     if "]<std" in line.text[:48] and (stamp := _STAMP_OF_MPI.match(line.text)) is not None:
         line = line._replace(text=line.text[stamp.end() :])
     begin = line.text.find("[rank", 1, 160)
-    if begin > 0 and _is_prefix(line.text, begin) and _OWN.match(line.text, begin):
-        line = line._replace(text=line.text[begin:])
+    if begin > 0 and _is_prefix(line.text, begin) and (own := _OWN.match(line.text, begin)) and own["rank"]:
+        rest = line.text[own.end() :]
+        # Its time and level are of use, but not within a traceback.
+        text = rest if _OF_TRACEBACK.match(rest) else f"{line.text[:begin]}{rest}"
+        return line._replace(text=text, rank=int(own["rank"]))
     while line.text[:1] in ("[", "(") and (found := _OWN.match(line.text)):
         if found["role"] in ("w", "e", "i", "f"):
             break

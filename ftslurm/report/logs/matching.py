@@ -29,6 +29,7 @@ from ftslurm.report.logs.origins import (
     logged_before,
     logged_last,
     lost_task,
+    named_before,
     not_started,
     silent_end,
     unused,
@@ -111,7 +112,7 @@ class Matcher:
         self._order_aborts(strong)
         if self.errors and all(error.message == f"exit code {error.exit_code}" for error in self.errors.values()):
             # What a launcher observed first may be a reaction to another rank's error.
-            origin = logged_before(self._log, self.errors)
+            origin = named_before(self._log, self.errors)
             if origin is not None:
                 self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
 
@@ -119,7 +120,8 @@ class Matcher:
         """Add the pods that Kubernetes killed: what only lost its connections, or aborted, follows from that."""
         known = {error.node for error in self.errors.values()}
         killed = [end for end in self._log.ends.processes if end.by == "pod" and end.code is None]
-        if not self.errors or all(end.node in known for end in killed):
+        killed = [end for end in killed if end.node not in known]
+        if not self.errors or not killed:
             return
         follow = all(is_cascade(error) or error.signal == "SIGABRT" for error in self.errors.values())
         orders = [error.order for error in self.errors.values()]
@@ -129,15 +131,21 @@ class Matcher:
             self.errors[number], self.tails[number] = replace(of_end(end, number), order=order), end.text
 
     def _order_aborts(self, strong: Sequence[Found]) -> None:
-        """Put aborts without a reason, and time-outs of ranks that did not abort, behind the others."""
-        waited = {rank for rank, error in self.errors.items() if timeout_in(error.message) is not None}
-        if not waited:
+        """Put aborts without a reason, and time-outs of ranks that are not known to have aborted, behind the others.
+
+        Where a rank's time for a collective was over, other aborts may follow from that.
+        """
+        timed_out = {rank for rank, error in self.errors.items() if timeout_in(error.message) is not None}
+        if not timed_out:
             return
-        ended = {each.rank for each in strong if _TERMINATED.search(headline_of(each.thing)) is not None} - {None}
-        bare = {rank for rank, error in self.errors.items() if error.message == error.signal == "SIGABRT"}
-        later = bare | (waited - ended if ended & waited else set())
+        aborted = {each.rank for each in strong if _TERMINATED.search(headline_of(each.thing)) is not None} - {None}
+        later = {rank for rank, error in self.errors.items() if error.message == error.signal == "SIGABRT"}
+        if aborted & timed_out:
+            later |= timed_out - aborted
+        if later == self.errors.keys():
+            return
         last = max(error.order for error in self.errors.values())
-        for rank in later if later < self.errors.keys() else ():
+        for rank in later:
             self.errors[rank] = replace(self.errors[rank], order=last + 1)
 
     def _add_origin(self, weak: Sequence[Found]) -> None:

@@ -21,7 +21,7 @@ _CALLED = pattern(
     r"|(?:MPICH Notice \[Rank \d{1,6}\] .{1,120} - )?(?:Abort\(\d{1,10}\).{1,60}: )?"
     r"application called MPI_Abort\(.{1,40}, -?\d{1,10}\) - process (?P<process>\d{1,6})"
 )
-_RULE = pattern(r"\s*([-=*%#!_+ ~])\1{9,}\S?\s*$")
+_RULE = pattern(r"([-=*%#!_+~])\1{9,}\S?")
 _LABEL = pattern(r"\[\d{1,6}\] ?(?:PETSC ERROR: ?)?")  # what a program puts before its rank's lines
 # A line that only announces the reason below it: GROMACS, OpenFOAM, WRF, PETSc, Paddle.
 _ANNOUNCES = pattern(
@@ -32,7 +32,7 @@ _NO_REASON = pattern(
     r"(?i)(?:or )?(?:see|try|look|change|configure|to get more)\b|#\d|https?://|fatal called from"
     r"|(?:petsc|configure) (?:release|options)|signal received$|for more information"
 )
-_SEVERE = pattern(r"(?i)error|abort|fatal|fail|assert|illegal|invalid|cannot|stop|not found|exceed|out of|must be")
+_SEVERE = pattern(r"(?i)\W{0,4}(?:fatal|error|abort)")
 _WORD = pattern(r"[A-Za-z]{3}")
 _APART = pattern(r"\s{3,}")
 _BY_PROGRAM = pattern(r"(?P<text>[A-Z]\w{1,30} abort: .{4,300})$")
@@ -102,8 +102,8 @@ def _framed(lines: Sequence[str]) -> str:
     for begin, end in zip(reversed(rules[:-1]), reversed(rules[1:]), strict=True):
         parts = [part for line in lines[begin + 1 : end] for part in _APART.split(line.strip(" \t*|%#!"))]
         text = " ".join(part for part in parts if _WORD.search(part))
-        if text and _SEVERE.search(text):
-            return "" if _NO_REASON.match(text) else text
+        if _SEVERE.match(text):
+            return text
     return ""
 
 
@@ -127,4 +127,4 @@ def _logged(lines: Sequence[str], *, first: bool = False) -> str:
 
 
 def _is_rule(line: str) -> bool:
-    return _RULE.match(line) is not None
+    return _RULE.fullmatch(line.strip()) is not None

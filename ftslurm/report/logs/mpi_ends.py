@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ftslurm.dataclasses import replace
 from ftslurm.pattern import pattern
-from ftslurm.report.logs.end import End, of_code, with_code
+from ftslurm.report.logs.end import SIGNALS, End, of_code, with_code
 from ftslurm.report.logs.lines import Line
 
 _NOTICED = pattern(
@@ -37,14 +37,6 @@ _ALPS = pattern(
     r"\[NID (?P<node>\d{1,6})\].{0,80} PE RANK (?P<rank>\d{1,6}) (?:exit signal (?P<name>\w[\w ]{3,30}\w)"
     r"|exit(?:ed with)? code (?P<code>\d{1,3}))"
 )
-_NAMES = {
-    "Segmentation fault": "SIGSEGV",
-    "Killed": "SIGKILL",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-}
 
 
 class MpiBoxes:
@@ -87,7 +79,10 @@ def by_mpi(line: Line, after: str) -> End | None:
         return _aborted(line, found["errorcode"], rank, node)
     if "PE RANK" in text and (found := _ALPS.search(text)):
         end, name = _end(line, int(found["rank"]), f"nid{found['node']}"), found["name"]
-        return of_code(end, int(found["code"])) if name is None else replace(end, signal=_NAMES.get(name, name))
+        if name is None:
+            return of_code(end, int(found["code"]))
+        # ALPS ends the other ranks by SIGTERM.
+        return replace(end, signal=SIGNALS.get(name, name), stopped=name == "Terminated")
     return None
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ftslurm.failures.retryability import OTHER_FAILED
 from ftslurm.pattern import pattern
-from ftslurm.report.logs.end import signal_name
+from ftslurm.report.logs.end import SIGNALS, signal_name
 
 STACK = 12
 """Lines of MPI's error stack that are read."""
@@ -32,14 +32,13 @@ _MPI = pattern(
 _CHARM = pattern(r"-+ Processor (?P<processor>\d{1,9}) Exiting: (?:Caught Signal|Called CmiAbort) -+")
 _REASON = pattern(r"Reason: (?P<text>.{1,400})")
 _PROCESS = pattern(r"\bcalled MPI_Abort\(.{1,60}\) - process (\d{1,6})")
-_NAMED = {"Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Floating point exception": "SIGFPE"}
+_STOPS = ("1", "2", "10", "12", "15")
+"""Numbers of signals that stop a process from outside: no crashes."""
 # Of Julia, above the expression that ran.
-_JULIA = pattern(
-    r"(?:\[\d{1,10}\] )?signal (?:\((?P<number>\d{1,2})(?:\.\d)?\)|(?P<code>\d{1,2}) \(\d\)): [A-Z][\w ]{3,40}$"
-)
+_JULIA = pattern(r"(?:\[\d{1,10}\] )?signal \(?(?P<number>\d{1,2})(?:\.\d|\)| \(\d){1,2}\)?: [A-Z][\w ]{3,40}$")
 _EXPRESSION = pattern(r"(?:while loading .{1,300}, )?in expression starting (?:at|on) .{1,400}")
 # Of programs that print a CUDA call that failed as a list of names and values.
-_LISTED = pattern(r"(?P<what>[A-Z]\w{1,20}(?: [a-z]\w{1,20})? [Ee]rror):\s*$")
+_LISTED = pattern(r"(?P<what>(?:CUDA|HIP|cu\w{3,8}|NCCL) [Ee]rror):\s*$")
 _VALUE = pattern(r"\s+(?P<name>[A-Z][\w ]{1,20}?): +(?P<value>\S.{0,300})")
 # Of glog, TensorFlow and Ray, which end a process by such a line.
 _FATAL = pattern(
@@ -74,12 +73,12 @@ def native_end(lines: Sequence[str]) -> Native | None:
     """
     line = lines[0]
     crash = _CRASH.search(line)
-    if crash is not None:
+    if crash is not None and crash["petsc"] not in _STOPS:
         name = crash["name"] or signal_name(int(crash["number"] or crash["code"] or crash["petsc"]))
         return Native(line[:300], name, crash["node"] or crash["host"], int(crash["rank"]) if crash["rank"] else None)
     julia = _JULIA.match(line)
-    if julia is not None and len(lines) > 1 and _EXPRESSION.match(lines[1]):
-        return Native(f"{line} {lines[1]}"[:300], signal_name(int(julia["number"] or julia["code"])))
+    if julia is not None and julia["number"] not in _STOPS and len(lines) > 1 and _EXPRESSION.match(lines[1]):
+        return Native(f"{line} {lines[1]}"[:300], signal_name(int(julia["number"])))
     if (charm := _CHARM.match(line)) is not None and len(lines) > 1 and (why := _REASON.match(lines[1])) is not None:
         return _of_charm(int(charm["processor"]), why["text"], lines)
     if (listed := _LISTED.match(line)) is not None and (text := _of_list(listed["what"], lines[1:])):
@@ -103,7 +102,7 @@ def native_end(lines: Sequence[str]) -> Native | None:
 def _of_charm(processor: int, why: str, lines: Sequence[str]) -> Native:
     """Return the end of a processor of Charm++, which its rank of MPI states below."""
     rank = next((int(found[1]) for line in lines if (found := _PROCESS.search(line)) is not None), None)
-    return Native(f"Charm++ processor {processor}: {why}", _NAMED.get(why.strip()), None, rank)
+    return Native(f"Charm++ processor {processor}: {why}", SIGNALS.get(why.strip()), None, rank)
 
 
 def _of_list(what: str, lines: Sequence[str]) -> str:
@@ -114,5 +113,4 @@ def _of_list(what: str, lines: Sequence[str]) -> str:
             break
         values[found["name"].lower()] = found["value"].strip()
     text = next((value for name, value in values.items() if name.endswith(("text", "message", "reason"))), "")
-    place = f" at {values['file']}:{values['line']}" if {"file", "line"} <= values.keys() else ""
-    return f"{what}: {text}{place}" if text and len(values) > 1 else ""
+    return f"{what}: {text} at {values['file']}:{values['line']}" if text and {"file", "line"} <= values.keys() else ""

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from ftslurm.dataclasses import replace
 from ftslurm.failures.closing_lines import goes_on_without, went_on
 from ftslurm.failures.logged_error import logged_error
-from ftslurm.failures.stated_lines import stated_in
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog, number_of
@@ -32,6 +31,9 @@ _KILLS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
 
 Origin = tuple[RankError, str]
 """A failure, and the output that is evidence of it."""
+_ENDED = pattern(
+    r"A worker died or was killed while executing a task|Got fatal signal from worker|The actor (?:died|is dead)"
+)
 _LOST_TASK = pattern(r"/task:(\d{1,6})\W.{0,80}heartbeat timeout")
 
 
@@ -89,6 +91,17 @@ def logged_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | Non
             first_line, first_text = _first_of_block(log, line, text, rank)
             return replace(record(rank, "exit", first_text, first_line.number), node=log.node_of(line)), first_line.text
     return None
+
+
+def named_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
+    """Return the last error in whose text another rank is named, if no rank did a further step after it."""
+    origin = logged_before(log, errors)
+    if origin is None:
+        return None
+    at = bisect_left(log.lines, origin[0].order, key=number_of)
+    named = names_rank(log.lines[at].text[:200]) == origin[0].rank
+    after = (line.text for line in log.lines[at:] if logged_error(line.text) is None)
+    return origin if named and not any(map(works, after)) else None
 
 
 def _first_of_block(log: AttemptLog, line: Line, text: str, rank: int) -> tuple[Line, str]:
@@ -194,11 +207,16 @@ def was_survived(log: AttemptLog, end: End) -> bool:
 
 
 def is_explained(log: AttemptLog, end: End) -> bool:
-    """Return whether a shell's line on a process without a number follows from a failure that is stated above it."""
+    """Return whether a shell's line on a process without a number follows from the end of another one, stated above."""
     if end.by != "shell" or end.pid is not None:
         return False
     at = bisect_left(log.lines, end.number, key=number_of)
-    return any(stated_in(line.text) is not None for line in log.lines[max(0, at - BEFORE_OTHERS) : at])
+    for line in reversed(log.lines[max(0, at - BEFORE_OTHERS) : at]):
+        if works(line.text):
+            return False
+        if _ENDED.search(line.text):
+            return True
+    return False
 
 
 def _rank_of(log: AttemptLog, line: Line, begin: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftslurm.pattern import pattern
-from ftslurm.report.logs.end import End, with_code
+from ftslurm.report.logs.end import End, of_code
 from ftslurm.report.logs.lines import Line
 
 NEAR, ABOVE = 4, 200
@@ -24,7 +24,7 @@ _NOT_STARTED = pattern(
     r".{0,60}?\s(?:kubelet|\S{0,40}scheduler)\S{0,80}\s+(\S.{7,600})$"
 )
 _FAILED = pattern(r"\s*(?:- )?\"?type\"?: \"?Failed\"?,?\s*$")
-_FIELD = pattern(r"\s*(?:- )?\"?(message|reason|status)\"?: \"?(.{1,300}?)\"?,?\s*$")
+_FIELD = pattern(r"\s*(?:- )?\"?(message|reason|status)\"?: \"?(.{1,2000}?)\"?,?\s*$")
 _STARTED = pattern(r"\s+Normal +Started\s")
 _NAME = pattern(r"Name: +(\S{1,200})\s*$")
 
@@ -62,7 +62,8 @@ def not_started(lines: Sequence[Line]) -> tuple[Line, str] | None:
 def failed_condition(lines: Sequence[Line]) -> tuple[Line, str] | None:
     """Return why an operator's job is in the condition Failed, by ``kubectl get -o yaml``; None: it is not."""
     for i, line in enumerate(lines):
-        if _FAILED.match(line.text) is None:
+        block = lines[max(0, i - 2 * NEAR) : i]
+        if _FAILED.match(line.text) is None or not any("lastTransitionTime" in each.text for each in block):
             continue
         near = (_FIELD.match(each.text) for each in lines[max(0, i - NEAR - 1) : i + 1])
         fields = {found[1]: found[2] for found in near if found is not None}
@@ -89,4 +90,4 @@ def pod_end(lines: Sequence[Line], i: int) -> End | None:
     pod = _name(lines, i)
     code = int(found[1])
     text = f"{pod or 'a container'}: {reason}, exit code {code}"
-    return with_code(End(lines[i].number, "pod", text, node=pod), 128 - code if 128 < code < 160 else code)
+    return of_code(End(lines[i].number, "pod", text, node=pod), code)
