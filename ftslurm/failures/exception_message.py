@@ -18,13 +18,15 @@ _INTRODUCES = pattern(
 # A first line of a message whose reason is in its further lines.
 _SEVERAL = pattern(
     r":\s*$|NCCL error|CUDA error|HIP error|DataLoader|pin memory thread|raised:|Error\(s\) in loading|\[enforce fail|"
-    r"The actor died|node running low on memory|ranks:dict_keys|ncclResult|task names|following|HCCL error"
-    r"|An error occurred while calling|OPS function error|set up runtime environment|NPU (?:function )?error"
+    r"The actor died|node running low on memory|ranks:dict_keys|ncclResult|task names|Barrier timed out"
+    r"|following|HCCL error|An error occurred while calling|OPS function error|set up runtime environment"
+    r"|NPU (?:function )?error"
 )
 _ALSO = pattern(
     r"\s+\S|nccl[A-Z]\w+:|Last error|CUDA kernel errors|For debugging consider|Compile with|Search for `cuda|"
     r"Exception raised from|frame #\d|Device-side assert|Set TORCH|You can suppress|Expected|Got|-- Process |"
-    r"/job:|/\S{1,400}: \S|: \w+\.|org\.apache\.|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-"
+    r"/job:|# of tasks that|The first task at|/\S{1,400}: \S"
+    r"|: \w+\.|org\.apache\.|The actor is dead|Memory on the node|\[Rank \d+ Error|\[ERROR\] \d{4}-"
     r"|Failed to install |ERROR: |E[A-Z]\d{4}: |\[rank\d+\]"
     r"|(socket|bootstrap|Net|Call to|Connection"
     r"|Cuda failure|Error)\b"
@@ -43,6 +45,9 @@ _RECORD = pattern(
     r"|\[\d{1,4}\]:$| {0,6}(?:time|host|rank) {2,6}: "
     r"|\[[WI]\d{4} |(?i:job|run) (?:finished|ended) at "
 )
+_BY_SLURM = pattern(r"(?:srun|slurmstepd): ")
+# Each introduces the next line, the second in place of what is not there.
+_INTRODUCTIONS = (":", "<stack traces unavailable>")
 RELATION_LINES, PROSE_LINES = 8, 6
 _PROSE = pattern(
     r"(?!Traceback|During handling|The above|srun|slurm|INFO|WARN|ERROR|Epoch|Step)"
@@ -66,6 +71,8 @@ def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, who
             break
         own = own_text(lines[at][:LINE_LIMIT], prefix)
         if own is None or (prefix and own.startswith(("+-", "+ "))) or _RECORD.match(own):
+            break
+        if _BY_SLURM.match(own) and not kept[-1].endswith(":"):
             break
         if HEADER in own or is_relation(own):
             if not _passes_traceback_on(kept, own, nested=nested):
@@ -115,7 +122,7 @@ def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
         if _GRAPH_BREAK.match(kept[min(len(kept) - 1, 1)]) and _DETAIL.match(further):
             return True
         return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
-    if (len(kept) > 1 and kept[-1].rstrip().endswith(":")) or line.rstrip() == "from user code:":
+    if (len(kept) > 1 and kept[-1].rstrip().endswith(_INTRODUCTIONS)) or line.rstrip() == "from user code:":
         return True  # what its last line introduces
     if _FIELDS.search(first) and (line.startswith(" ") or _FIELD.fullmatch(line.rstrip())):
         return True

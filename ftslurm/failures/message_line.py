@@ -30,6 +30,7 @@ _CANN = pattern(
     r"|\bE[A-Z]\d{4}: (?:\[PID: \d+\] )?(?:\d[\d.:-]{15,30} +)?(?P<text>(?!Inner Error)[^\n]{1,400})"
 )
 _OF_CANN = pattern(r"\w+:\S{1,300}:\d+ (?P<what>(?:HCCL|NPU|OPS) (?:function )?error)(?:: (?P<call>\w+)\(.*)?")
+_CODE_OF_CANN = pattern(r", error code is \d+\Z")
 # Of HDF5, behind what was tried.
 _HDF5 = pattern(r"name = '(?P<name>[^']{1,400})', errno = \d+, error message = '(?P<why>[^']{1,200})'[^)\n]{0,80}")
 _BOILERPLATE = pattern(
@@ -152,7 +153,9 @@ def message_line(message: str) -> str:
     by_cann = [*_CANN.finditer(rest)]
     if by_cann:
         found = next((each for each in by_cann if each["why"]), by_cann[0])
-        return f"{_without_place(first).rstrip(' :')}: {(found['why'] or found['text']).strip()}"[:LIMIT]
+        why = found["why"] or _without_advice(found["text"])
+        what = _without_place(first).rstrip(" :")
+        return f"{_CODE_OF_CANN.sub('', what)}: {why.strip()}"[:LIMIT]
     first = _without_place(first)
     for line in rest.split("\n"):
         if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
@@ -226,7 +229,9 @@ def _without_advice(text: str) -> str:
         before, border, last = text.rpartition(". ")
         if not border or len(before) < _LEAST or _ADVICE.match(last) is None:
             break
-        text = f"{before}."
+        _, question, rest = last.partition("? ")
+        # Behind a question there may be the error itself, as for CUDA's codes.
+        text = f"{before}. {rest}" if question and _ADVICE.match(rest) is None else f"{before}."
     return text
 
 

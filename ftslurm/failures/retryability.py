@@ -58,8 +58,8 @@ _OWN = pattern(
     r"out of memory|device-side assert|no kernel image|invalid (configuration|argument|value|device function)"
 )
 _NODE_SIGNALS = ("SIGBUS", "SIGILL", "SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")
-WAIT_TIMED_OUT = r"\AOperation timed out!\Z"
-"""The whole message of torch's `Work.wait`."""
+WAIT_TIMED_OUT = r"(?:\AOperation timed out!\Z|\bEI000[26]: )"
+"""The whole message of torch's `Work.wait`, and HCCL's codes of a rank that waited for another one in vain."""
 OTHER_FAILED = (
     r"(?:\b(?:[Aa]n)?[Oo]ther (?:rank|worker|process|task)(?:s|es)? (?:ha[sved]+ )?(?:failed|crashed|died)"
     r"|Collective ops is aborted by: )"

@@ -42,6 +42,13 @@ _GRAPH = pattern(
     r"(?:\d{1,4} root error\(s\) found\.\s+\(0\) )?(?P<text>.{1,400}?)(?: by allocator \S{1,60})?$",
     re.MULTILINE,
 )
+# Of XLA's coordination service: which tasks came, and which did not.
+_BARRIER = pattern(
+    r"\A(?P<what>(?:[A-Z_]{3,40}: )?Barrier timed out\. Id: \S{1,200}?)\.? [^\0]{0,600}?"
+    r"# of tasks that reached the barrier: (?P<came>\d{1,9}/\d{1,9})"
+    r"[^\0]{0,600}?task names:\s+(?P<missing>[^\n]{1,300})"
+)
+_TASK_NAME = pattern(r"/job:\S{1,80}/task:(\d{1,9})")
 _MISMATCH = pattern(
     rf"Detected mismatch between collectives on ranks?\. {_FINGERPRINT.format(1)}"
     rf"(?:.{{0,2000}}?, but {_FINGERPRINT.format(2)})?",
@@ -59,6 +66,9 @@ def runtime_reason(text: str) -> str:
         return _no_connection(text, unreached)
     if graph := _GRAPH.match(text):
         return _DEVICE.sub(r" on \1", graph["text"].strip())
+    if barrier := _BARRIER.match(text):
+        missing = _TASK_NAME.sub(r"task \1", barrier["missing"].strip())
+        return f"{barrier['what']}: {barrier['came']} tasks came, not {missing}"
     gaudi = _GAUDI.search(text)
     built = _BUILT.search(text) if "\nOutput:\n" in text else None
     traced = _EXPLANATION.match(text)

@@ -245,6 +245,24 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
         },
         "no failure in the logs of ranks 0, 2: one of them may have ended first without a word",
     ),
+    "kubectl describes pods in a file of any name": (
+        {"job-master-0.log": "step 1\n" + REMOTE_LOST, "job-worker-0.log": "step 1\n", "pods.txt": DESCRIBED},
+        "some rank on job-worker-0: killed by the kernel: its memory limit was reached",
+    ),
+    "a launcher waited for one that its node does not have": (
+        {
+            "log_node0.txt": LOST_STORE.format(file="dynamic_rendezvous.py", error="RendezvousTimeoutError")
+            + "srun: error: q1: task 0: Exited with exit code 1\n",
+            "log_node1.txt": "/var/spool/slurmd/job7/slurm_script: line 31: conda: command not found\n"
+            "/home/ann/launch.sh: line 12: torchrun: command not found\n"
+            "srun: error: q2: task 1: Exited with exit code 127\n",
+        },
+        "some rank on q2: cannot start torchrun: command not found",
+    ),
+    "a traceback of an unknown rank": (
+        {"as1.log": "step 1\n", "as2.log": "step 1\n" + INDEX.replace("[rank2]: ", ""), "as3.log": "step 1\n"},
+        "evidence in as2.log",
+    ),
     "an error of which its rank says what it does instead": (
         {
             "none_abcdefgh/attempt_0/0/stderr.log": "",

@@ -177,6 +177,50 @@ TEXTS["a service's answer that a client's library wraps in advice"] = (
     "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.\n",
     "some rank: HTTPError: 429 Client Error: Too Many Requests for url:",
 )
+TEXTS["what another rank passed on, and then Slurm's lines"] = (
+    TB.replace(
+        "ValueError: bad batch 42", "ValueError: Caught ValueError in DataLoader worker process 1.\nOriginal " + TB
+    )
+    + "srun: error: n31: task 2: Exited with exit code 1\nslurmstepd: error: *** STEP 7.0 ON n31 CANCELLED AT x ***\n",
+    "rank 2 on n31: ValueError: bad batch 42 (in DataLoader worker process 1) at",
+)
+TEXTS["TensorFlow's reason behind stacks that it does not have"] = (
+    TB.replace(
+        "ValueError: bad batch 42",
+        "tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:",
+    )
+    + "\nDetected at node decode/DecodeImage defined at (most recent call last):\n<stack traces unavailable>\n"
+    "jpeg::Uncompress failed. Invalid JPEG data or crop window.\n\t [[{{node decode/DecodeImage}}]]\n",
+    "InvalidArgumentError: jpeg::Uncompress failed. Invalid JPEG data or crop window. at",
+)
+TEXTS["a container that Apptainer cannot open"] = (
+    "\x1b[31mFATAL:   \x1b[0m could not open image /scratch/a.sif: lstat /scratch/a.sif: no such file or directory\n"
+    "srun: error: y2: task 1: Exited with exit code 255\n",
+    "rank 1 on y2: the container could not be started: could not open image /scratch/a.sif: ...",
+)
+TEXTS["a container for which NVIDIA's hook found no driver"] = (
+    "docker: Error response from daemon: failed to create task for container: OCI runtime create failed: error running"
+    " hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\n"
+    "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.\n",
+    "the container found no GPU driver: nvml error: driver/library version mismatch hint: The node's driver",
+)
+TEXTS["torchrun's restarts, none of which helped"] = (
+    "".join(
+        f"{steps(3)}[rank1]: "
+        + TB.replace("\n", "\n[rank1]: ").removesuffix("[rank1]: ")
+        + "E1119 08:11:00.3 1 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) local_rank: 1"
+        f" (pid: {pid}) of binary: /usr/bin/python\n{left}"
+        for pid, left in (
+            (
+                50,
+                "I1119 08:10:10.0 1 torch/distributed/elastic/agent/server/api.py:884] [default] Worker group FAILED."
+                " 1/1 attempts left; will restart worker group\n",
+            ),
+            (61, ""),
+        )
+    ),
+    "FAILED: rank 1: ValueError: bad batch 42 at /home/ann/model.py:88 in forward, attempt 2",
+)
 TEXTS["the condition in which an operator of Kubernetes gave a job up"] = (
     'status:\n  conditions:\n  - message: MPIJob x is created.\n    reason: MPIJobCreated\n    status: "True"\n'
     "    type: Created\n  - lastTransitionTime: x\n    message: 1/8 workers are evicted\n    reason: MPIJobEvicted\n"

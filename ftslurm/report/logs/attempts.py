@@ -40,6 +40,8 @@ _BY_SLURM = pattern(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
 _BANNER = pattern(r"(?i)(?:[=\-#*]{3,} ?|\+ (?:echo )?)(?:re-?try|(?:re)?start|attempt|try)\b.{0,80}$")
 _RETRY = pattern(r"(?i)\b(?:re-?try(?:ing)?|restarting|trying again|(?:attempt|try) #?\d{1,4}\b)")
 _REST_OF_TABLE = pattern(rf"{OF_TABLE.pattern}|={{10,}}$|\S{{1,300}} FAILED$|Root Cause \(first")
+# Of torchrun's agent, at a level of logging that is off by default.
+_ATTEMPTS_LEFT = pattern(r"Worker group \w{4,20}\. \d{1,9}/\d{1,9} attempts left; +will restart worker group")
 _TIME = pattern(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
 _OF_WORKER = pattern(r"\S{1,400}\.py:\d+: \w*Warning: ")
 _SCRIPT = pattern(r' {2}File "([^"\n]{1,400})", line \d{1,9}, in <module>')
@@ -279,8 +281,9 @@ def _scripts(lines: Iterable[Line]) -> set[str]:
 
 
 def _announced(lines: Sequence[Line]) -> list[int]:
-    """Return the lines by which a batch script says in a banner that it starts its program again."""
+    """Return the lines by which a batch script or a launcher states that it starts its program again."""
     banners = [line.number for line in lines if _BANNER.match(line.text) and line.rank is None]
+    banners += [line.number + 1 for line in lines if _ATTEMPTS_LEFT.search(line.text)]
     return [*banners, *(line.number for line in lines if _SUBMITIT.match(line.text))]
 
 

@@ -98,7 +98,9 @@ def family(of: str, times: Mapping[str, int], beside: Iterable[str] = ()) -> lis
     # Of job-node-0-0 and job-node-0-1 the second number counts.
     one = {i for i, kind in kinds.items() if kind == "node" and len({_numbers(each)[i] for each in same}) == 1}
     both = {i for i in one if i + 1 in kinds and _before(of, i + 1) == "-" and len(same) > 1}
-    kinds = {i: kind for i, kind in kinds.items() if i not in both}
+    # Ranks count from 0: from 1, without a word for what counts, these may be hosts.
+    hosts = {i for i, kind in kinds.items() if kind is None and min(int(_numbers(each)[i]) for each in same) > 0}
+    kinds = {i: kind for i, kind in kinds.items() if i not in both | hosts}
     # Beside the job's own file, numbers are of tasks; an array has no such file.
     arrays = not {_own_file(each) for each in same} & set(times)
     found = [_output(name, kinds, arrays=arrays) for name in same]

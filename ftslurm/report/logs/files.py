@@ -22,7 +22,9 @@ MAX_FILES = 4096
 MAX_FOLDERS = 256
 _OF_RANK = pattern(r"(?i)std(?:out|err)|rank[-_.]?\d|\.(?:out|err|log)\.txt")
 """In names of texts that are a job's output."""
-_ABOUT = pattern(r"(?i)(?:.*[-_.])?(?:describe|events?|dmesg|journal|sacct|scontrol|seff|kubectl)\b.*\.(?:txt|log|out)")
+_ABOUT = pattern(
+    r"(?i)(?:.*[-_.])?(?:describe|events?|dmesg|journal|sacct|scontrol|seff|kubectl|k8s|pods)\b.*\.(?:txt|log|out)"
+)
 """Names of files in which a user keeps what tools print about a job."""
 DEPTH = 2
 """Levels of folders that are searched where a directory itself has no output file."""

@@ -43,7 +43,7 @@ _EXCERPT = pattern(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the 
 # Of NCCL's warnings of a fabric, those on this side of a connection: 12 and 13 are of a peer that does not answer, 5 of
 # what was sent after that.
 _OWN_NCCL = pattern(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!(?:5|1[23])\b)\d")
-_ENDED_BY_MONITOR = "Terminating the process after attempting to dump"
+_ENDED_BY_MONITOR = pattern(r"Terminating the process after attempting to dump|watchdog got stuck for")
 _KERNEL = pattern(r"\.(?:cu|cuh|h|hip|cpp):\d{1,6}: .{0,300}?Assertion `.{1,200}[`'] failed")
 _OF_END = pattern(r"(?i)\bexit|return ?code|\bstatus\b|terminated|\bdied\b|killed|\bfail")
 """In what a launcher raises because a process of its own has ended."""
@@ -129,7 +129,7 @@ class Finder:
         for other in reasons:
             if other.signal and any(abs(other.number - dump.begin) < 40 for dump in dumps):
                 continue
-            if _ENDED_BY_MONITOR in other.message and self._is_dumped(other.number):
+            if _ENDED_BY_MONITOR.search(other.message) and self._is_dumped(other.number):
                 continue
             if other.rank is not None and (rank is None or other.kind == "exit"):
                 # In the output of several ranks, only this line is known to be of this one, unless it states another.

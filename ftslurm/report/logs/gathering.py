@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ftslurm.dataclasses import replace
@@ -17,6 +18,7 @@ from ftslurm.failures.causes import Cause
 from ftslurm.records.attempt import SchedulerView
 from ftslurm.report.facts import UNNAMED, Attempt, LogTail, Problem, RoundFiles, RoundNode, Run, Snapshot, Worker
 from ftslurm.report.logs import attempts, torchrun
+from ftslurm.report.logs.attempt_log import number_of
 from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.files import DEPTH, Output, beside, outputs, owners_of, read_outputs, unread
 from ftslurm.report.logs.judging import Judged, judge
@@ -105,7 +107,8 @@ def gather_files(
     lines, read = read_outputs(those, owners_of([each.path for each in those]) if those else frozenset(), problems)
     if not read and not problems:
         raise _nothing(Path(name))
-    return _of_lines(name, lines, read, problems, now_ns, causes, notes)
+    files = {each.part: each.path.name for each in those} if len({each.part for each in those}) == len(those) else {}
+    return _of_lines(name, lines, read, problems, now_ns, causes, notes, files)
 
 
 def of_excerpts(
@@ -135,9 +138,10 @@ def _of_lines(
     now_ns: int | None,
     causes: Sequence[Cause] | None,
     remarks: Sequence[str] = (),
+    files: Mapping[int, str] | None = None,
 ) -> Snapshot:
     parts = attempts.split_parts(lines)
-    judged = [judge(part) for part in parts]
+    judged = [_with_files(judge(part), lines, files or {}) for part in parts]
     paths = ", ".join(str(path) for path, _ in read[:3])
     size = sum(excerpt.size for _, excerpt in read)
     rounds = [_round(i + 1, each, paths, size) for i, each in enumerate(judged)]
@@ -145,6 +149,25 @@ def _of_lines(
     if not judged[-1].errors and judged[-1].state is None:
         notes += _last_line(parts[-1], any(excerpt.open_end for _, excerpt in read))
     return _snapshot(name, rounds, judged, problems, [*notes, *remarks], now_ns, causes)
+
+
+def _with_files(judged: Judged, lines: Sequence[Line], files: Mapping[int, str]) -> Judged:
+    """Return failures with the files in which they are, where neither the rank nor the node is known.
+
+    Args:
+        judged: the failures.
+        lines: of all files.
+        files: the name of each part's only file; empty: not known.
+    """
+    open_ = [rank for rank, error in judged.errors.items() if rank < 0 and error.node is None]
+    if len(files) < 2 or not open_:
+        return judged
+    errors = dict(judged.errors)
+    for rank in open_:
+        at = bisect_right(lines, errors[rank].order, key=number_of) - 1
+        if name := files.get(lines[max(at, 0)].part):
+            errors[rank] = replace(errors[rank], quotes=(f"in {name}", *errors[rank].quotes))
+    return replace(judged, errors=errors)
 
 
 def _last_line(lines: Sequence[Line], open_end: bool) -> list[str]:

@@ -140,7 +140,12 @@ def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str
 
 def _with_tasks(log: AttemptLog, error: RankError) -> RankError:
     """Return the record of a launcher's own failure, of no rank, with what srun states on its tasks."""
-    if error.rank >= 0 or error.quotes or error.exception is None or not error.exception.frames:
+    if error.rank >= 0 or error.quotes:
+        return error
+    if error.exit_code in (126, 127):
+        its = [end for end in log.ends.processes if end.by == "srun" and end.code == error.exit_code and end.node]
+        return replace(error, node=its[0].node, quotes=(its[0].text.strip()[:QUOTE_LIMIT],)) if len(its) == 1 else error
+    if error.exception is None or not error.exception.frames:
         return error
     if not of_launcher(error.exception.frames[-1].file):
         return error

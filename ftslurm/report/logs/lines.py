@@ -74,6 +74,9 @@ _POD = pattern(
     r"([A-Za-z][\w./@-]{0,60}?\d[\w.-]{0,40}|[A-Za-z][\w./@-]{0,60}(?= *\| ))(?: [A-Za-z][\w.-]{0,60})?"
     r"(?: *\| |:? (?=\[rank\d{1,6}\]:|\[default\d{1,4}\]:))"
 )
+_PROOF_OF_HOST = pattern(
+    rf"{_HOST.pattern}(?:\[(?:rank|default)\d{{1,6}}\]:|\[\d{{4}}-[^\]]{{1,30}}\] \[INFO\] \[launch\.py:)"
+)
 _NAMED_RANK = pattern(r"(?i)rank[-_]?(\d{1,6})")
 _BY_SLURM = pattern(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = pattern(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
@@ -231,8 +234,9 @@ def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
     full = [text for text in texts if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
     full = [text for text in full if not text.startswith("+ ")]  # the batch script's trace
     full = [text for text in full if not _BOX_OF_MPI.match(text)] or full
-    # Above what srun labels, a batch script prints by itself, as the tables of nvidia-smi.
-    begin = next((i for i, text in enumerate(full) if _TASK.match(text)), 0)
+    # Above what srun or pdsh labels, a batch script prints by itself, as the tables of nvidia-smi.
+    label = _HOST if any(map(_PROOF_OF_HOST.match, full)) else _TASK
+    begin = next((i for i, text in enumerate(full) if label.match(text)), 0)
     full = full[begin:] if len(full) - begin >= LEAST else full
     found: list[re.Pattern[str]] = []
     if _stamped(full):

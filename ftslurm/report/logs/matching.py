@@ -56,6 +56,8 @@ QUOTED = 12
 """Characters from which on a message that another one contains is the same by no chance."""
 CLOCK_DOUBT_S = 2
 """Between the clocks of two nodes."""
+ONE_SHELL = 5
+"""Lines between a shell's errors of two commands, of which the first one did not end it."""
 
 
 class Matcher:
@@ -83,6 +85,7 @@ class Matcher:
         """Match the evidence, in its order, with the ends of ranks."""
         codes = {end.code for end in self._log.ends.processes if not end.stopped and end.by != "script"} - {None, 0, 1}
         strong = [each for each in found if is_strong(each.thing) or code_of(each.thing) in codes]
+        strong = [each for i, each in enumerate(strong) if not (strong[i + 1 :] and _went_on(each, strong[i + 1]))]
         self.named = {each.rank for each in strong if each.rank is not None}
         for each in strong:
             if each.rank is not None and (
@@ -110,6 +113,7 @@ class Matcher:
         self._take_last_output(strong)
         self._add_pods()
         self._order_aborts(strong)
+        self._order_rendezvous()
         if self.errors and all(error.message == f"exit code {error.exit_code}" for error in self.errors.values()):
             # What a launcher observed first may be a reaction to another rank's error.
             origin = named_before(self._log, self.errors)
@@ -146,6 +150,14 @@ class Matcher:
             return
         last = max(error.order for error in self.errors.values())
         for rank in later:
+            self.errors[rank] = replace(self.errors[rank], order=last + 1)
+
+    def _order_rendezvous(self) -> None:
+        """Put a launcher that met no other behind one that could not be started."""
+        missing = any(error.exit_code in (126, 127) for error in self.errors.values())
+        alone = [rank for rank, error in self.errors.items() if error.message.startswith("RendezvousTimeoutError")]
+        last = max((error.order for error in self.errors.values()), default=0)
+        for rank in alone if missing else ():
             self.errors[rank] = replace(self.errors[rank], order=last + 1)
 
     def _add_origin(self, weak: Sequence[Found]) -> None:
@@ -477,6 +489,14 @@ class Matcher:
     def _follows(self, each: Found) -> bool:
         """Whether its cause is a consequence of another rank's end."""
         return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def _went_on(each: Found, later: Found) -> bool:
+    """Whether a shell that could not start a command went on to another one: only the last one gives its exit code."""
+    if code_of(each.thing) != code_of(later.thing) or later.number - each.number > ONE_SHELL:
+        return False
+    both = [thing for thing in (each.thing, later.thing) if isinstance(thing, Reason)]
+    return len(both) == 2 and all(thing.message.startswith("cannot start ") for thing in both)
 
 
 def _is_thrown(each: Found, crash: Found) -> bool:

@@ -53,14 +53,16 @@ _ABORT = pattern(
 _WATCHDOG = pattern(
     r"(?:ProcessGroupNCCL\.cpp:\d+\]|what\(\): ).{0,160}?"
     r"(?:watchdog thread terminated with exception|Watchdog caught c|Terminating the process after attempting to dump)"
+    r"|\[F\d{4} [^\]]{1,60}ProcessGroupNCCL\.cpp:\d+\].{0,160}?watchdog got stuck for"  # until torch 2.5
 )
 _CONTAINER = pattern(
     r"(?:error: )?pyxis: (?P<pyxis>(?!import|creating|starting|removing|skipping|printing|if the image|container "
     r"start failed|child \d+ failed|\s*\[(?:INFO|WARN)).{3,400})"
     r"|(?:error: )?(?P<start>pyxis: container start failed.{0,100})"
     r"|^(?P<enroot>enroot-\w+: .{3,300}|\[ERROR\] .{0,40}(?:enroot|image|/hooks\.d/).{0,300})"
-    r"|^FATAL: {3}(?P<fatal>\S.{3,400})"  # of apptainer, with the blanks of its own format
+    r"|^FATAL: {3,4}(?P<fatal>\S.{3,400})"  # of apptainer, with the blanks of its own format
     r"|^docker: (?P<docker>Error response from daemon.{0,300})"
+    r"|^nvidia-container-cli: (?:initialization error: )?(?P<toolkit>.{3,300}?)(?:: unknown\.?)?$"  # of NVIDIA's hook
     r"|error: (?P<spank>spank: required plugin .{0,200})"
 )
 _OF_SHELL = pattern(
@@ -73,7 +75,7 @@ _LMOD = pattern(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$"
 _CHDIR = pattern(r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?")
 _CONTAINER_WHY = pattern(
     r"(?i)no space|no such|denied|not found|unauthorized|forbidden|\b40[134]\b|input/output|cannot allocate|timed? ?out"
-    r"|nvidia-container-cli|no loop devices|bad superblock"
+    r"|nvidia-container-cli|nvml error|no loop devices|bad superblock"
     r"|manifest|quota|exceeded|read-only|refused|unreachable|not permitted"
 )
 _RULES: tuple[tuple[re.Pattern[str], str, int | None, str, str], ...] = (
@@ -147,6 +149,7 @@ _MAYBE = pattern(
     r"|syntax error|Caught signal|Signal: |Fatal: |Assertion `"
     r"|atchdog caught|atchdog timeout|not accessible|: F |^F\d"
     r"|No s|Disk q|Read-only|Input/|Stale|not found|enied|ssh: |Host key|unbound|docker: |couldn't|OMPI"
+    r"|got stuck for|nvidia-container-cli: "
     r"|Could not |MPI_A|^-----|signal \(?\d|Terminating the p|\]F\d{4} |nhandled ex"
 )
 _LAUNCH_FAILED = pattern(r"srun: error: Application launch failed: (.{1,200})$")
