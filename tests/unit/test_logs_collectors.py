@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_logs_texts import TEXTS
+from test_logs_texts import TB, TEXTS
 
 from ftslurm.report.logs.lines import cleaned
 from ftslurm.report.pipeline import report_of_logs
+from ftslurm.report.text import render
 
 Form = Callable[[str, int], str]
 
@@ -79,3 +80,12 @@ def test_lines_that_a_terminal_has_cut_are_read_as_one(tmp_path: Path) -> None:
 def test_a_programs_own_times_and_names_stay(form: str) -> None:
     text = "\n".join(FORMS[form](f"step {i} loss 0.5", i) for i in range(30) if i % 9) + "\nno prefix\n" * 4
     assert cleaned(text) == text.removesuffix("\n").split("\n")
+
+
+def test_what_rays_client_repeats_at_its_end_is_no_second_process(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    status = "Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\n"
+    log.write_text(f"step 1 loss 2.4\n{TB}\nJob 'raysubmit_a' failed\n\n{status}{TB}")
+    shown = " ".join(render(report_of_logs(log)).split())
+    assert "ValueError: bad batch 42" in shown
+    assert "2 processes printed this traceback" not in shown

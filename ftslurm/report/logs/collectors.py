@@ -73,6 +73,7 @@ _WHOLE = pattern(
     r"|ProcessGroupNCCL's watchdog got stuck for \d+ sec|Heartbeat monitor timed out"
     r"|Watchdog caught collective operation timeout: WorkNCCL\([^)]{1,300}\) ran for"
 )
+_LAST_LOGS = pattern(r"\bfailed\b.{0,80}, last available logs \(truncated to [\d,]{1,12} chars\):$")
 _RANKS = ("rank", "global_rank", "RANK", "process_index")
 LABEL = 40
 """Characters before a document that may be a label."""
@@ -81,7 +82,7 @@ _KEYS = ("log", "message", "msg", "textPayload", "line", "text")
 
 def uncollected(lines: list[str]) -> list[str]:
     """Return the lines as their program wrote them, as far as what is before them has one form."""
-    lines = _without_streams(_with_logged(_from_json(_of_determined(lines))))
+    lines = _without_repeat(_without_streams(_with_logged(_from_json(_of_determined(lines)))))
     if any("&quot;" in line or "&lt;" in line for line in lines) and any("Traceback (most" in line for line in lines):
         lines = [html.unescape(line) for line in lines]
     for _ in range(NESTED):
@@ -100,6 +101,13 @@ def _without_streams(lines: list[str]) -> list[str]:
     if not any(line.startswith("stderr: ") and _PROOF.match(line[8:]) for line in lines):
         return lines
     return [line[8:] if line.startswith(("stderr: ", "stdout: ")) else line for line in lines]
+
+
+def _without_repeat(lines: list[str]) -> list[str]:
+    """Return the lines without the last ones if these are there twice: Ray's client repeats them when a job failed."""
+    at = next((i for i, line in enumerate(lines) if _LAST_LOGS.search(line)), len(lines)) + 1
+    known = set(lines[:at])
+    return lines[:at] if all(line in known for line in lines[at:]) else lines
 
 
 def _of_determined(lines: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ FACTOR = 20
 FEWEST, RECENT = 2, 200
 LINE_LIMIT = 100
 _TIME = pattern(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
+_BY_SLURM = pattern(r"(?:srun|slurmstepd): ")
 _DIGITS = pattern(r"\d+")
 _BEGINS = 40
 """Characters of a line in which its time begins."""
@@ -41,7 +42,8 @@ def silence(lines: Sequence[Line], end: JobEnd) -> str:
     at = _parsed(end.at or "", "")
     if at is None:
         return ""
-    before = [line for line in lines if line.number < end.number and line.text != GAP][-RECENT:]
+    before = [line for line in lines if line.number < end.number and line.text != GAP]
+    before = [line for line in before[-RECENT:] if not _BY_SLURM.match(line.text)]
     day = at.date().isoformat()
     found = [(time, line) for line in before if (time := _parsed(line.text[:_BEGINS], day)) is not None and time <= at]
     if len(found) < FEWEST:
