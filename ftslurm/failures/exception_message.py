@@ -32,7 +32,7 @@ _ALSO = pattern(
     r"|Cuda failure|Error)\b"
 )
 _TEXT = pattern(r"(?!Traceback|Exception|During|The above)[A-Za-z]+ [a-z]")
-_SPAWNED = pattern(r"-- Process \d+ terminated with the following error")
+_OF_SPAWN = pattern(r"-- Process \d+ terminated with the following error")
 # Of torch's checkpoints: the tracebacks of all ranks, one after the other.
 _BY_RANKS = pattern(r"ranks:dict_keys")
 # Of pydantic: each field, and below it what is wrong with it.
@@ -47,7 +47,7 @@ _RECORD = pattern(
 )
 _BY_SLURM = pattern(r"(?:srun|slurmstepd): ")
 # Each introduces the next line, the second in place of what is not there.
-_INTRODUCTIONS = (":", "<stack traces unavailable>")
+_OPEN_ENDS = (":", "<stack traces unavailable>")
 RELATION_LINES, PROSE_LINES = 8, 6
 _PROSE = pattern(
     r"(?!Traceback|During handling|The above|srun|slurm|INFO|WARN|ERROR|Epoch|Step)"
@@ -108,7 +108,7 @@ def _limited(kept: list[str]) -> list[str]:
 def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> bool:
     """Return whether a header, or a line between two exceptions, belongs to a message that has another's traceback."""
     if is_relation(line):
-        return nested and _SPAWNED.search("\n".join(kept)) is not None
+        return nested and _OF_SPAWN.search("\n".join(kept)) is not None
     chained = nested and any(map(is_relation, kept[-2:]))
     introduced = _INTRODUCES.search(kept[-1].rstrip() or " ") is not None
     of_rank = "(RANK " in line and _BY_RANKS.search(kept[0]) is not None
@@ -122,7 +122,7 @@ def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
         if _GRAPH_BREAK.match(kept[min(len(kept) - 1, 1)]) and _DETAIL.match(further):
             return True
         return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
-    if (len(kept) > 1 and kept[-1].rstrip().endswith(_INTRODUCTIONS)) or line.rstrip() == "from user code:":
+    if (len(kept) > 1 and kept[-1].rstrip().endswith(_OPEN_ENDS)) or line.rstrip() == "from user code:":
         return True  # what its last line introduces
     if _FIELDS.search(first) and (line.startswith(" ") or _FIELD.fullmatch(line.rstrip())):
         return True

@@ -91,7 +91,7 @@ _ADVICE = pattern(
     r"|[A-Z]\w{2,20}ing [^.]{0,80}\b(?:can|could|may|might) help\b"
     r"|[^.]{0,80}\b(?:can|could|may|might|should) be (?:set|used|changed|passed|fixed|avoided|enabled|disabled)\b"
 )
-_INTRODUCES = (":", "(", "[", "{")
+_OPENERS = (":", "(", "[", "{")
 _POSITION = pattern(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
 _FEW, _SOURCE_INDENT = 3, 8
@@ -158,7 +158,7 @@ def message_line(message: str) -> str:
         return f"{_CODE_OF_CANN.sub('', what)}: {why.strip()}"[:LIMIT]
     first = _without_place(first)
     for line in rest.split("\n"):
-        if not first.endswith(_INTRODUCES) or len(first) > LIMIT:
+        if not first.endswith(_OPENERS) or len(first) > LIMIT:
             break
         first = f"{first} {line.strip()}".strip()
     return _with_end(_without_advice(first), rest)
@@ -268,7 +268,7 @@ def whole_line(message: str) -> str:
         # A list of details between the subject and what is wrong with it.
         known = [line for line in known if not _DETAIL.match(line)] if len(known) > _FEW else known
     kept = [line.strip() for line in known]
-    if not 2 <= len(kept) <= _WHOLE_LINES or kept[0].endswith(_INTRODUCES):
+    if not 2 <= len(kept) <= _WHOLE_LINES or kept[0].endswith(_OPENERS):
         return ""
     # Lines that are all indented have details of a first line that is complete, unless the source was indented so.
     of_source = len(known) <= _FEW and all(line.startswith(" " * _SOURCE_INDENT) for line in known[1:])

@@ -21,7 +21,7 @@ from ftslurm.report.logs.tracebacks import HEADER, names_rank, tracebacks
 TAIL_LINES = 400
 OTHERS_LINES = 200
 """Lines of other ranks between a traceback and the end of its process."""
-LAST_LINES = 3
+SELF_LINES = 3
 """Lines at the end of a tail in which a rank names itself."""
 CLOSED_BARS = 2
 _BAR = pattern(r"\b\d{1,3}%(?:\||[ |].{0,200}\d+/\d+ \[)")
@@ -242,7 +242,7 @@ class AttemptLog:
         tail = self.tail([line for line in unlabelled if not ends or line.number < ends[0]])
         # Of several ranks' lines, only a reason at their end is known to be of the one that ended.
         ranks = {end.rank for end in self.ends.processes if end.by == "table"}
-        names_itself = any(names_rank(line[:200]) == rank for line in tail.splitlines()[-LAST_LINES:])
+        names_itself = any(names_rank(line[:200]) == rank for line in tail.splitlines()[-SELF_LINES:])
         return tail if len(ranks) < 2 or names_itself or witness(tail) is not None else ""
 
     def environment(self, before: int) -> list[str]:

@@ -16,7 +16,7 @@ from ftslurm.report.logs.attempt_log import of_launcher
 from ftslurm.report.logs.end import End, Ends, JobEnd
 from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.lines import GAP, Line
-from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.noise import is_aftermath, is_by_slurm
 from ftslurm.report.logs.success import ends_well, says_again, says_completed, works
 from ftslurm.report.logs.table import OF_TABLE, seconds_between
 from ftslurm.report.logs.tracebacks import names_rank
@@ -35,7 +35,6 @@ AT_ONCE = timedelta(minutes=1)
 _SUBMITIT = pattern(r"submitit INFO \(.{1,40}\) - Starting with JobEnvironment\(")
 _CLOSING = pattern(r"\[launch\.py:\d+:sigkill_handler\]|\bpdsh@\S{1,80}: |ssh exited with exit code")
 _DIGITS = pattern(r"\d+")
-_BY_SLURM = pattern(r"(?:srun|slurmstepd|sbatch|slurmd)\b")
 # Of a script; a program that tries something again has no banner.
 _BANNER = pattern(r"(?i)(?:[=\-#*]{3,} ?|\+ (?:echo )?)(?:re-?try|(?:re)?start|attempt|try)\b.{0,80}$")
 _RETRY = pattern(r"(?i)\b(?:re-?try(?:ing)?|restarting|trying again|(?:attempt|try) #?\d{1,4}\b)")
@@ -181,7 +180,7 @@ def _began_again(rest: Sequence[Line], end: JobEnd) -> int | None:
 def _after_slurm(rest: Sequence[Line], number: int) -> int:
     """Return the number after Slurm's lines that directly follow one: they tell of the same attempt's processes."""
     for line in rest:
-        if line.text.strip() and _BY_SLURM.match(line.text) is None:
+        if line.text.strip() and not is_by_slurm(line.text):
             break
         number = line.number
     return number + 1
@@ -189,7 +188,7 @@ def _after_slurm(rest: Sequence[Line], number: int) -> int:
 
 def _goes_on(lines: Sequence[Line], end: JobEnd) -> bool:
     """Whether lines after Slurm's are of another attempt: by what they say, or by their times."""
-    own = [line for line in lines[:LATER_LINES] if line.text.strip() and _BY_SLURM.match(line.text) is None]
+    own = [line for line in lines[:LATER_LINES] if line.text.strip() and not is_by_slurm(line.text)]
     if any(says_again(line.text) for line in own) and any(works(line.text) for line in own):
         return True
     began = _time(end.at or "")

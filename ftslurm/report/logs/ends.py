@@ -14,7 +14,7 @@ from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.pods import KILLED, evicted, pod_end
 from ftslurm.report.logs.table import OF_TABLE, table
 
-SHORTEST, LONGEST_BARE, LAST_LINES, LONGEST_TABLE = 6, 400, 40, 2000
+SHORTEST, LONGEST_BARE, SUMMARY_LINES, LONGEST_TABLE = 6, 400, 40, 2000
 _NAMES = "|".join(map(re.escape, SIGNALS))
 _TASKS = pattern(
     r"srun: error: (?P<node>[\w.\[\],-]{1,300}): tasks? (?P<tasks>[\d,-]{1,300}): "
@@ -247,7 +247,7 @@ class _Reader:
 
 def _said(lines: Sequence[Line]) -> list[End]:
     """Return what a script prints about an exit code as the last of all, such as seff's summary."""
-    for line in reversed(lines[-LAST_LINES:]):
+    for line in reversed(lines[-SUMMARY_LINES:]):
         if (typescript := _TYPESCRIPT.search(line.text)) is not None:
             return [End(line.number, "script", line.text, code=int(typescript["code"]))]
         found = _SAID.fullmatch(line.text.strip()) if "srun: " not in line.text else None

@@ -31,7 +31,7 @@ from ftslurm.text import ranges
 
 SOURCE = "logs of another launcher"
 STDIN = Path("-")
-LAST_CHARACTERS = 120
+SHOWN = 120
 FEW = 8
 
 
@@ -176,9 +176,9 @@ def _last_line(lines: Sequence[Line], open_end: bool) -> list[str]:
     if last is None:
         return ["it is empty"]
     if ends_within([line for line in lines if line.key == last.key]):
-        return [f"it ends in the middle of a traceback: {last.text.strip()[:LAST_CHARACTERS]}"]
+        return [f"it ends in the middle of a traceback: {last.text.strip()[:SHOWN]}"]
     how = "it ends in the middle of a line" if open_end else "its last line"
-    return [f"{how}: {last.text.strip()[:LAST_CHARACTERS]}"]
+    return [f"{how}: {last.text.strip()[:SHOWN]}"]
 
 
 def _round(number: int, judged: Judged, path: str, size: int) -> RoundFiles:

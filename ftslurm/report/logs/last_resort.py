@@ -49,7 +49,7 @@ _HARMLESS = pattern(
     r"|disabled"
     r"|optional|dropped)\b"
 )
-_INTRODUCES = pattern(r":\s*$|(?i:\b(?:critical|fatal) error)\W*$")
+_ANNOUNCES = pattern(r":\s*$|(?i:\b(?:critical|fatal) error)\W*$")
 _TOOL = pattern(r"(?:sbatch|salloc): error: ")
 _STAMPS = pattern(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
 _PASSED_ON = pattern(r"\(RANK (\d{1,6})\)$")
@@ -201,7 +201,7 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
 
 def _is_error(text: str) -> bool:
     stated = _IN_WORDS.search(text) is not None and _HARMLESS.search(text) is None
-    return stated and not goes_on_without(text) and _INTRODUCES.search(text) is None
+    return stated and not goes_on_without(text) and _ANNOUNCES.search(text) is None
 
 
 def _of(log: AttemptLog, line: Line, rank: int | None, node: str, tail: str) -> LastResort:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ftslurm.pattern import pattern
 from ftslurm.report.logs.collectors import uncollected
+from ftslurm.report.logs.noise import is_by_slurm
 from ftslurm.report.logs.reading import Excerpt
 
 GAP = "\0 left out"
@@ -78,7 +79,6 @@ _PROOF_OF_HOST = pattern(
     rf"{_HOST.pattern}(?:\[(?:rank|default)\d{{1,6}}\]:|\[\d{{4}}-[^\]]{{1,30}}\] \[INFO\] \[launch\.py:)"
 )
 _NAMED_RANK = pattern(r"(?i)rank[-_]?(\d{1,6})")
-_BY_SLURM = pattern(r"(srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
 _STAMP = pattern(r"\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? (?=\S)")
 _STAMP_OF_MPI = pattern(r"(?:[A-Z][a-z]{2} ){2}[ \d]\d [\d:]{8} \d{4}(?=\[(?:1,)?\d{1,6}\]<std)")
 # Of a program that logs what its own ranks print.
@@ -231,7 +231,7 @@ def _with_continued(lines: list[Line]) -> list[Line]:
 
 def _outer_labels(texts: Sequence[str]) -> list[re.Pattern[str]]:
     """Return the labels at nearly all lines, outermost first; each kind can be there once."""
-    full = [text for text in texts if text.strip() and text != GAP and _BY_SLURM.match(text) is None]
+    full = [text for text in texts if text.strip() and text != GAP and not is_by_slurm(text)]
     full = [text for text in full if not text.startswith("+ ")]  # the batch script's trace
     full = [text for text in full if not _BOX_OF_MPI.match(text)] or full
     # Above what srun or pdsh labels, a batch script prints by itself, as the tables of nvidia-smi.
@@ -309,7 +309,7 @@ def _line(text: str, number: int, outer: Sequence[re.Pattern[str]]) -> Line:
         return line
     for label in outer:
         found = label.match(line.text)
-        if found is not None and not (label is _HOST and _BY_SLURM.match(line.text)):
+        if found is not None and not (label is _HOST and is_by_slurm(line.text)):
             line = _outer(line, label, found)
     if "]<std" in line.text[:48] and (stamp := _STAMP_OF_MPI.match(line.text)) is not None:
         line = line._replace(text=line.text[stamp.end() :])

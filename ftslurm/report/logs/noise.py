@@ -33,6 +33,13 @@ _AFTERMATH = pattern(
     r"|\[rank: \d+\] Child process with PID|(?:submitit WARNING \(.{1,40}\) - |WARNING:submitit:)Bypassing signal"
 )
 
+_BY_SLURM = pattern(r"(?:srun|slurmstepd|sbatch|slurmd|salloc|slurm_script)\b")
+
+
+def is_by_slurm(text: str) -> bool:
+    """Whether one of Slurm's programs, or its script of a job, printed a line, by its name before it."""
+    return _BY_SLURM.match(text) is not None
+
 
 def is_aftermath(text: str) -> bool:
     """Whether such a line may follow the traceback of an exception that nothing caught."""

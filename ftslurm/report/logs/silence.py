@@ -14,7 +14,7 @@ from statistics import median
 from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import JobEnd
 from ftslurm.report.logs.lines import GAP, Line
-from ftslurm.report.logs.noise import is_aftermath
+from ftslurm.report.logs.noise import is_aftermath, is_by_slurm
 from ftslurm.report.logs.success import works
 from ftslurm.report.logs.tracebacks import names_rank
 from ftslurm.report.wording import SILENT
@@ -26,7 +26,6 @@ FACTOR = 20
 FEWEST, RECENT = 2, 200
 LINE_LIMIT = 100
 _TIME = pattern(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
-_BY_SLURM = pattern(r"(?:srun|slurmstepd): ")
 _DIGITS = pattern(r"\d+")
 _BEGINS = 40
 """Characters of a line in which its time begins."""
@@ -43,7 +42,7 @@ def silence(lines: Sequence[Line], end: JobEnd) -> str:
     if at is None:
         return ""
     before = [line for line in lines if line.number < end.number and line.text != GAP]
-    before = [line for line in before[-RECENT:] if not _BY_SLURM.match(line.text)]
+    before = [line for line in before[-RECENT:] if not is_by_slurm(line.text)]
     day = at.date().isoformat()
     found = [(time, line) for line in before if (time := _parsed(line.text[:_BEGINS], day)) is not None and time <= at]
     if len(found) < FEWEST:
