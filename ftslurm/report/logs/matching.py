@@ -35,6 +35,7 @@ from ftslurm.report.logs.origins import (
     unused,
     was_survived,
 )
+from ftslurm.report.logs.precedence import killed_pods, later_aborts, later_rendezvous
 from ftslurm.report.logs.rank_errors import (
     UNKNOWN,
     error_of,
@@ -50,7 +51,6 @@ from ftslurm.report.logs.tracebacks import Raised
 
 _KILLED = pattern(r"\[launch\.py:\d+:\w+\] Killing subprocess (\d+)$")  # of DeepSpeed
 _TRACED = pattern(r"\+{1,3} (?:\S{1,80}/)?(?:srun|mpirun|mpiexec|torchrun|accelerate|deepspeed) ")  # of set -x
-_TERMINATED = pattern(r"terminated with exception|what\(\):|taking the entire process down")
 _NUMBER = pattern(r"\d+(?:\.\d+)?")
 QUOTED = 12
 """Characters from which on a message that another one contains is the same by no chance."""
@@ -111,54 +111,18 @@ class Matcher:
         elif not bare and all(map(is_cascade, self.errors.values())):
             self._add_origin([each for each in found if each not in strong])
         self._take_last_output(strong)
-        self._add_pods()
-        self._order_aborts(strong)
-        self._order_rendezvous()
+        self._add_killed_pods()
+        self.errors |= later_aborts(self.errors, strong) | later_rendezvous(self.errors)
         if self.errors and all(error.message == f"exit code {error.exit_code}" for error in self.errors.values()):
             # What a launcher observed first may be a reaction to another rank's error.
             origin = named_before(self._log, self.errors)
             if origin is not None:
                 self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
 
-    def _add_pods(self) -> None:
-        """Add the pods that Kubernetes killed: what only lost its connections, or aborted, follows from that."""
-        known = {error.node for error in self.errors.values()}
-        killed = [end for end in self._log.ends.processes if end.by == "pod" and end.code is None]
-        killed = [end for end in killed if end.node not in known]
-        if not self.errors or not killed:
-            return
-        follow = all(is_cascade(error) or error.signal == "SIGABRT" for error in self.errors.values())
-        orders = [error.order for error in self.errors.values()]
-        for end in killed:
+    def _add_killed_pods(self) -> None:
+        for end, order in killed_pods(self._log, self.errors):
             number = unused(self.errors)
-            order = min(orders) - 1 if follow else max(orders) + 1
             self.errors[number], self.tails[number] = replace(of_end(end, number), order=order), end.text
-
-    def _order_aborts(self, strong: Sequence[Found]) -> None:
-        """Put aborts without a reason, and time-outs of ranks that are not known to have aborted, behind the others.
-
-        Where a rank's time for a collective was over, other aborts may follow from that.
-        """
-        timed_out = {rank for rank, error in self.errors.items() if timeout_in(error.message) is not None}
-        if not timed_out:
-            return
-        aborted = {each.rank for each in strong if _TERMINATED.search(headline_of(each.thing)) is not None} - {None}
-        later = {rank for rank, error in self.errors.items() if error.message == error.signal == "SIGABRT"}
-        if aborted & timed_out:
-            later |= timed_out - aborted
-        if later == self.errors.keys():
-            return
-        last = max(error.order for error in self.errors.values())
-        for rank in later:
-            self.errors[rank] = replace(self.errors[rank], order=last + 1)
-
-    def _order_rendezvous(self) -> None:
-        """Put a launcher that met no other behind one that could not be started."""
-        missing = any(error.exit_code in (126, 127) for error in self.errors.values())
-        alone = [rank for rank, error in self.errors.items() if error.message.startswith("RendezvousTimeoutError")]
-        last = max((error.order for error in self.errors.values()), default=0)
-        for rank in alone if missing else ():
-            self.errors[rank] = replace(self.errors[rank], order=last + 1)
 
     def _add_origin(self, weak: Sequence[Found]) -> None:
         """Add what all failures, which are consequences, may follow from."""
