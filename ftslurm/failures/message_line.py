@@ -43,7 +43,9 @@ _BOILERPLATE = pattern(
     r"|, is at version \d+; expected version \d+ instead"
     r"| It is possible that dataloader's workers are out of shared memory\. Please try to raise .{0,40} limit\."
 )
-_NATIVE = pattern(r"\[enforce fail at [^\]\n]{1,300}\] (?:\. )?(?:[^.\n]{1,40}\. (?=\S))?")
+_NATIVE = pattern(
+    r"\[enforce fail at [^\]\n]{1,300}\] (?:\. )?(?:[^.\n]{1,40}\. (?=\S))?|\A\[\d\d:\d\d:\d\d\] \S{1,300}:\d+: "
+)
 _CALLING = pattern(r"(?<=\w) when calling `[^\n]{1,2000}\Z")  # of cuBLAS: the whole call
 # Of subprocess.CalledProcessError.
 _CHILD = pattern(

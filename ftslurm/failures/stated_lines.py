@@ -80,6 +80,7 @@ _ORDERED = tuple(
         _NCCL.replace("{what}", _FATAL_WARN),
         r".{0,80}?NCCL WARN (?P<text>Duplicate GPU detected : rank (?P<rank>\d+) .*)",
         r"(?:.{0,600}\W)?(?P<text>Task /job:\S{1,100}/task:(?P<rank>\d+) heartbeat timeout\.? .{0,100}?(?=\.|$))",
+        r".{0,600}(?P<text>tasks are unhealthy \([^)]{1,80}\): /job:\S{1,100}/task:(?P<rank>\d{1,9})).*",
         r".{0,60}\[PG .{0,60}?Rank (?P<rank>\d+)\] .{0,60}?(?P<text>(?:ProcessGroupNCCL's )?watchdog got stuck for"
         r" \d+ seconds).*",
         r".{0,60}\[PG .{0,60}?Rank (?P<rank>\d+)\] (?P<text>Heartbeat monitor timed out!).*",
@@ -123,7 +124,8 @@ _MAYBE = pattern(
     r"Xid|bus error enc|Assertion `|mismatch betw|receive grad|\[c10d\]|^E[A-Z]\d{4}: |NCCL WARN|HTTP Err|\"message\""
     r"|Error exec|sigkill_h|actor|A worker died|NVRM|Check failed|device=TPU|CommandNotF|Got fatal|Horovod has"
     r"|Primary job|noticed that|==== back|size mismatch|Loss is nan|Child process|worker\.status|ChildFailed"
-    r"|running low on mem|OOMKilled|was unable to|^OMP: Err|heartbeat t|got stuck|Heartbeat mon|missing ranks"
+    r"|running low on mem|OOMKilled|was unable to|^OMP: Err|heartbeat t|are unhealthy|got stuck|Heartbeat mon"
+    r"|missing ranks"
     r"|\[c10d\]|execute failed|Error pod|Error {3}|Exception {3}|closing signal"
     r"|Error\(|Pod: |monitoredB"
     r"|Exception\("

@@ -47,12 +47,12 @@ _SECOND = pattern(
 )
 _LONG_PATH = pattern(r"(?<![\w./:])(?:/[\w.+@=~-]{1,80}){3,40}/([\w.+@=~-]{1,120})(?![\w/])")
 _SENTENCE_ENDS = pattern(r"(?<=[a-z0-9'\"`)\]][.!;])\s+(?=[A-Z])")
-_REQUIRED_BY = pattern(r" \(required by [^()]{1,400}\)")  # of the dynamic linker
+_REQUIRED_BY = pattern(r" \(required by [^()]{0,400}?([^()/]{1,120})\)")  # of the dynamic linker
 
 
 def with_short_paths(text: str) -> str:
     """Return a text whose long paths have no more than their last parts, for a line that has no room for more."""
-    return _LONG_PATH.sub(r".../\1", _REQUIRED_BY.sub("", text))
+    return _LONG_PATH.sub(r".../\1", _REQUIRED_BY.sub(r" (required by \1)", text))
 
 
 def by_sentences(text: str, room: int) -> str:

@@ -219,6 +219,8 @@ PRIMARIES = [
         raised("ConnectTimeout", "HTTPSConnectionPool: Max retries exceeded", "requests.exceptions"),
     ),
     ("service-unreachable", raised("CommError", "Run initialization has timed out after 90.0 sec.", "wandb.errors")),
+    ("libc-old", raised("ImportError", "/lib64/libc.so.6: version `GLIBC_2.32' not found (required by /x/libte.so)")),
+    ("libc-old", ended(1, tail="python: /lib64/libc.so.6: version `GLIBC_2.28' not found (required by python)\n")),
     ("library-mismatch", raised("ImportError", "/venv/flash_attn.so: undefined symbol: _ZN3c105ErrorC2E")),
     (
         "library-mismatch",

@@ -221,6 +221,70 @@ TEXTS["torchrun's restarts, none of which helped"] = (
     ),
     "FAILED: rank 1: ValueError: bad batch 42 at /home/ann/model.py:88 in forward, attempt 2",
 )
+DESYNC = (
+    "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
+    "\t   - [3] joined but didn't finish collective #9000 (count from 1)\n\t - Snapshot of ranks' latest states:\n"
+)
+TIMED_OUT = "".join(
+    f"[rank{r}]:[E1103 09:34:11.0001 ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation timeout:"
+    " WorkNCCL(SeqNum=9001, OpType=ALLGATHER, NumelIn=131072, NumelOut=131072, Timeout(ms)=1800000) ran for 1800031"
+    " milliseconds before timing out.\n"
+    for r in range(3)
+)
+TEXTS["torch's report on a desync beside time-outs"] = (
+    steps(3) + TIMED_OUT + DESYNC,
+    "rank 3 joined but didn't finish collective #9000, by torch's report on the desync: look there first",
+)
+TEXTS["the stack that py-spy printed of the rank that the others waited for"] = (
+    steps(3) + "[monitor] no progress for 540 s, dumping py-spy of rank 3 (pid 88196)\nProcess 88196: python train.py\n"
+    'Python v3.11.9 (/usr/bin/python3.11)\n\nThread 88196 (idle): "MainThread"\n    read_shard (data.py:88)\n'
+    "    <module> (train.py:290)\n" + TIMED_OUT + "srun: error: n1: tasks 0-2: Aborted (core dumped)\n",
+    "rank 3 is not among srun's tasks that failed: it may have ended without one; its stack: read_shard (data.py:88)",
+)
+TEXTS["an adapter's own event before a peer did not answer"] = (
+    steps(2)
+    + "h3:31022:31590 [3] NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
+    + label(
+        TB.replace(
+            "ValueError: bad batch 42",
+            "torch.distributed.DistBackendError: NCCL error in: ../x.cpp:2251, remote process exited or there was a network"
+            " error, NCCL version 2.21.5\nLast error:\nNET/IB : Got completion from peer 10.4.0.14<43210> with status=12"
+            " opcode=0 len=0 vendor err 129 (Send) hca mlx5_3",
+        ),
+        2,
+        "[rank{r}]: ",
+    )
+    + "srun: error: h3: task 2: Exited with exit code 1\n",
+    "h3: NET/IB : mlx5_3:1 Got async event : port error hint:",
+)
+TEXTS["the tasks that XLA's service no longer hears"] = (
+    "".join(f"completed step: {i}, loss: 2.7\n" for i in range(9))
+    + "F1103 10:02:11.409233    2102 client.h:80] Terminating process because the JAX distributed service detected fatal"
+    " errors. absl::Status: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n"
+    "/job:jax_worker/replica:0/task:3\nThe tasks have crashed.\nFatal Python error: Aborted\n",
+    "unhealthy (stopped sending heartbeats): /job:jax_worker/replica:0/task:3",
+)
+TEXTS["a C library that is too old"] = (
+    label(
+        TB.replace(
+            "ValueError: bad batch 42",
+            "OSError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by /a/libx.so)",
+        ),
+        1,
+    )
+    + "srun: error: n1: task 1: Exited with exit code 1\n",
+    "OSError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by /a/libx.so) at",
+)
+TEXTS["DGL's launcher names the host of a server"] = (
+    "INFO: Client [1] on 10.9.9.2 joined\n"
+    + TB.replace(
+        "ValueError: bad batch 42",
+        "dgl._ffi.base.DGLError: [09:14:41] /opt/dgl/src/graph_serialize.cc:150: Check failed: fs: Filename is invalid: /d/part2",
+    )
+    + "Called process error Command 'ssh -p 22 ann@10.9.9.4 'cd ~; (export DGL_ROLE=server DGL_SERVER_ID=2; python3 train.py)''"
+    " returned non-zero exit status 1.\n",
+    "some rank on 10.9.9.4: DGLError: Check failed: fs: Filename is invalid: /d/part2 at",
+)
 TEXTS["the condition in which an operator of Kubernetes gave a job up"] = (
     'status:\n  conditions:\n  - message: MPIJob x is created.\n    reason: MPIJobCreated\n    status: "True"\n'
     "    type: Created\n  - lastTransitionTime: x\n    message: 1/8 workers are evicted\n    reason: MPIJobEvicted\n"

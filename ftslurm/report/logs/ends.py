@@ -58,6 +58,11 @@ _DEEPSPEED = pattern(
 )
 # Of a command that did not start on a node; of others, what they started tells its end.
 _PDSH = pattern(r"pdsh@\S{1,80}: (?P<node>[\w.-]{1,80}): ssh exited with exit code (?P<code>126|127|255)$")
+# Of DGL's launcher.
+_DGL = pattern(
+    r"Called process error Command 'ssh .{1,200}?@(?P<node>[\w.-]{1,80}) .{1,4000} returned non-zero exit status"
+    r" (?P<code>\d{1,3})\."
+)
 _SPAWN = pattern(
     r"(?:ProcessExitedException|^Exception): process (?P<rank>\d{1,6}) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
@@ -277,6 +282,8 @@ def _by_launcher(line: Line) -> End | None:
     if "launch.py:" in text and (found := _DEEPSPEED.search(text)):
         only = 0 if found["last"] == "0" else None
         return _end(line, "deepspeed", found["code"] or "1", local=only, node=line.node)
+    if text.startswith("Called process error Command 'ssh ") and (found := _DGL.match(text)):
+        return _end(line, "ssh", found["code"], node=found["node"])
     if "xception: process " in text and (found := _SPAWN.search(text)):
         end = End(line.number, "spawn", text, rank=int(found["rank"]), signal=found["signal"])
         return replace(end, code=int(found["code"])) if found["code"] else end

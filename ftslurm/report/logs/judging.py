@@ -140,7 +140,12 @@ def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str
 
 def _with_tasks(log: AttemptLog, error: RankError) -> RankError:
     """Return the record of a launcher's own failure, of no rank, with what srun states on its tasks."""
-    if error.rank >= 0 or error.quotes:
+    if error.rank >= 0:
+        return error
+    by_ssh = [end for end in log.ends.processes if end.by == "ssh"]
+    if error.node is None and len(by_ssh) == 1:
+        return replace(error, node=by_ssh[0].node)
+    if error.quotes:
         return error
     if error.exit_code in (126, 127):
         its = [end for end in log.ends.processes if end.by == "srun" and end.code == error.exit_code and end.node]

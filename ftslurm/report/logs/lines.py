@@ -48,6 +48,8 @@ _OWN = pattern(
     r"|\[(?P<horovod>\d{1,6})\]<(?:stdout|stderr)>:"
     r"|\((?P<actor>[\w.:()-]{1,80}) pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\d.]{7,15}))?\) "
 )
+# Of XLA's coordination service: which ones are in the next line.
+_UNHEALTHY = pattern(r"(tasks are unhealthy \([^)\n]{1,80}\):)\n(?: {0,6}\d{1,6}: )?(?=/job:)")
 # A progress bar has no line end; what another rank prints follows in its line.
 _BEHIND = pattern(
     r"(?m)^(?P<before>[^\n]{1,8192}?)(?P<other>\[rank\d{1,6}\]: ?Traceback \(most recent"
@@ -150,6 +152,8 @@ def cleaned(text: str) -> list[str]:
         text = text.replace("\r", "\n")
     text = _CONTROL.sub("", text)
     text = text.replace("C++ Traceback (most", "C++ stack (most")  # of Paddle: none of Python
+    if "tasks are unhealthy" in text:
+        text = _UNHEALTHY.sub(r"\1 ", text)
     if "): ray::" in text:
         text = _REMOTE.sub(_remote, text)
     if "]: Traceback" in text or "ProcessGroup" in text:

@@ -26,6 +26,21 @@ _MISSING_DIRECTORY = pattern(
 _MISSING_RANKS, _MISSING_RANK = pattern(r"^(?:Missing|Stalled) ranks:\s*$"), pattern(r"(\d{1,6})!?: \[")
 _MISSING_OF_TENSOR = pattern(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
 STALLED_SHOWN = 64
+# Of torch's report on a desync (TORCH_NCCL_DESYNC_DEBUG).
+_DESYNCED = pattern(
+    r"\s*- \[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,63})\] "
+    r"(?P<what>(?:joined but didn't finish|finished) collective #\d{1,12}(?:, but didn't join collective #\d{1,12})?)"
+)
+_NEVER_JOINED = pattern(r"ranks \[(?P<ranks>[\d, ]{1,400})\] are the lagging ranks that caused this timeout")
+_EVENT_OF_FABRIC = pattern(
+    r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : \S{1,40} Got async event.{1,80})"
+)
+# Of py-spy: the innermost frame comes first.
+_MAIN_THREAD = pattern(r'\s*Thread \S{1,20} \([^)]{1,40}\): "MainThread"')
+_FRAME = pattern(r"\s+(\S{1,200} \([^()]{1,300}:\d{1,9}\))$")
+_A_RANK = pattern(r"(?i)\brank[ _:=]{0,2}(\d{1,6})\b")
+DUMP_LINES = 8
+"""Lines between what names the rank whose stack follows, and the stack."""
 _OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
@@ -49,7 +64,7 @@ def notes_on(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], k
             notes.append(f"an earlier program of the job had failed: {_first_line(earlier)}{_place(earlier)}")
         dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
         notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None else []
-        notes += _on_directory(log, errors)
+        notes += _on_directory(log, errors) + _on_fabric(log, errors)
     return notes + _on_survived(log, finder, errors)
 
 
@@ -70,6 +85,8 @@ def _on_others(log: AttemptLog, errors: Mapping[int, RankError], killed: set[int
     if late and len(late) * 2 <= len(errors) and not late & errors.keys():
         text = f"rank {ranges(late)} printed no time-out of a collective: look there first"
         notes.append(f"{text}{_printed_last(log, late)}")
+    if waited and (desynced := _desynced(log)):
+        notes.insert(0, f"{desynced}, by torch's report on the desync: look there first")
     if stalled := stalled_ranks(log) - errors.keys():
         notes.append(f"rank {ranges(stalled)} had not joined, by Horovod's inspector: look there first")
     if all(is_cascade(error) for error in errors.values()):
@@ -110,9 +127,13 @@ def _on_survived(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError
 
 def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
     """Return the last line of the only one of these ranks, if it is none of progress."""
+    if len(ranks) != 1:
+        return ""
+    if frame := _dumped(log, next(iter(ranks))):
+        return f"; its stack: {frame}"
     own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
-    own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT])]
-    if len(ranks) != 1 or not own:
+    own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT]) and "NCCL INFO" not in line.text]
+    if not own:
         return ""
     # What others print, too, is the progress of all.
     form = _DIGITS.sub("#", own[-1].text)
@@ -143,6 +164,41 @@ def _rank_named(log: AttemptLog, line: Line) -> int | None:
     """Return the rank of a line, by its label or its first words."""
     rank = log.rank_of(line)
     return names_rank(line.text[:60]) if rank is None and line.number not in log.covered else rank
+
+
+def _dumped(log: AttemptLog, rank: int) -> str:
+    """Return the innermost frame of a rank's main thread, of which py-spy printed the stack; empty: there is none."""
+    found = ""
+    for i, line in enumerate(log.lines):
+        if _MAIN_THREAD.match(line.text) is None or i + 1 == len(log.lines):
+            continue
+        above = log.lines[max(i - DUMP_LINES, 0) : i]
+        named = [int(number) for each in above for number in _A_RANK.findall(each.text)]
+        if line.rank == rank or (line.rank is None and named[-1:] == [rank]):
+            frame = _FRAME.match(log.lines[i + 1].text)
+            found = found if frame is None else frame[1]
+    return found
+
+
+def _desynced(log: AttemptLog) -> str:
+    """Return which ranks torch's report on a desync names, and what it tells of them; empty: there is none."""
+    for line in reversed(log.lines):
+        if (lagging := _NEVER_JOINED.search(line.text)) is not None:
+            return f"ranks {lagging['ranks']} never joined a collective"
+        if (found := _DESYNCED.match(line.text)) is not None:
+            ranks = sorted(map(int, found["ranks"].split(",")))
+            return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)} {found['what']}"
+    return ""
+
+
+def _on_fabric(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return what the adapters of the nodes on which NCCL's connections failed had reported by themselves."""
+    nodes = {error.node for error in errors.values() if "NET/IB" in error.message} - {None}
+    found = (_EVENT_OF_FABRIC.match(line.text) for line in log.lines) if nodes else ()
+    events = dict.fromkeys(
+        f"{each['host']}: {each['text']}" for each in found if each is not None and each["host"] in nodes
+    )
+    return list(events)[:2]
 
 
 def stalled_ranks(log: AttemptLog) -> set[int]:
