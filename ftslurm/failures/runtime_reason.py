@@ -42,6 +42,12 @@ _GRAPH = pattern(
     r"(?:\d{1,4} root error\(s\) found\.\s+\(0\) )?(?P<text>.{1,400}?)(?: by allocator \S{1,60})?$",
     re.MULTILINE,
 )
+# Of urllib3: the reason stands behind the whole address.
+_POOL = pattern(
+    r"\A(?:\(MaxRetryError\([\"'])?HTTPS?ConnectionPool\(host='(?P<host>[^']{1,200})', port=(?P<port>\d{1,5})\): "
+    r"Max retries exceeded with url: "
+    r"\S+ \(Caused by \w{1,60}\([\"']?(?:<[^>]{1,200}>(?:: |, [\"']))?(?P<why>[A-Z][a-z]+ [^\n]{1,400}?)[\"']\)\)"
+)
 # Of XLA's coordination service: which tasks came, and which did not.
 _BARRIER = pattern(
     r"\A(?P<what>(?:[A-Z_]{3,40}: )?Barrier timed out\. Id: \S{1,200}?)\.? [^\0]{0,600}?"
@@ -66,6 +72,8 @@ def runtime_reason(text: str) -> str:
         return _no_connection(text, unreached)
     if graph := _GRAPH.match(text):
         return _DEVICE.sub(r" on \1", graph["text"].strip())
+    if pool := _POOL.match(text):
+        return f"{pool['host']}:{pool['port']}: {pool['why']}"
     if barrier := _BARRIER.match(text):
         missing = _TASK_NAME.sub(r"task \1", barrier["missing"].strip())
         return f"{barrier['what']}: {barrier['came']} tasks came, not {missing}"

@@ -275,6 +275,31 @@ TEXTS["a C library that is too old"] = (
     + "srun: error: n1: task 1: Exited with exit code 1\n",
     "OSError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by /a/libx.so) at",
 )
+TEXTS["urllib3's reason behind the whole address"] = (
+    TB.replace(
+        "ValueError: bad batch 42",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='api.wandb.ai', port=443): Max retries exceeded with"
+        " url: /graphql?operation=x (Caused by ConnectTimeoutError(<urllib3.connection.HTTPSConnection object at 0x7f>,"
+        " 'Connection to api.wandb.ai timed out. (connect timeout=20)'))",
+    ),
+    "ConnectionError: api.wandb.ai:443: Connection to api.wandb.ai timed out. (connect timeout=20) at",
+)
+TEXTS["torchrun's table has the place that a rank's last line lacks"] = (
+    "[rank1]: step 3\n[rank1]: ValueError: bad batch 42\n"
+    "E1103 09:20:42.4 1 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 1 (pid: 96)"
+    " of binary: /usr/bin/python\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    + "=" * 60
+    + "\ntrain.py FAILED\n"
+    + "-" * 60
+    + "\nFailures:\n  <NO_OTHER_FAILURES>\n"
+    + "-" * 60
+    + "\nRoot Cause (first observed failure):\n[0]:\n  time      : 2026-11-03_09:20:42\n  host      : gpu01\n"
+    "  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 96)\n  error_file: /tmp/error.json\n  traceback : "
+    + TB.replace("\n", "\n  ").removesuffix("  ")
+    + "=" * 60
+    + "\n",
+    "FAILED: rank 1 on gpu01: ValueError: bad batch 42 at /home/ann/model.py:88 in forward",
+)
 TEXTS["DGL's launcher names the host of a server"] = (
     "INFO: Client [1] on 10.9.9.2 joined\n"
     + TB.replace(

@@ -38,9 +38,9 @@ ROWS: tuple[Cause, ...] = (
           exception("ActorDiedError", "WorkerCrashedError", "ActorUnavailableError", "RayActorError"),
           "It was killed (memory?) or crashed: see its own last lines, and dmesg and Ray's logs of its node.",
           not_for="an exception that Ray passes on"),
-    Cause("container-registry", "the registry refused the container's image", PRIMARY,
+    Cause("container-registry", "the registry did not give the container's image", PRIMARY,
           spawned(r"^the container .*(\b40[134]\b|[Uu]nauthorized|[Ff]orbidden|requested access .{0,60}denied"
-                  r"|manifest unknown|name unknown)"),
+                  r"|manifest unknown|name unknown|Failed to pull image .{1,400}not found)"),
           "Check the image's name, with its registry (enroot: REGISTRY#IMAGE:TAG), and the credentials on this node.",
           not_for="an image that is a file", restart=POINTLESS, blame=PERHAPS),
     Cause("container-mount", "a path to mount into the container does not exist", PRIMARY,

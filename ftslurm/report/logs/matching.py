@@ -202,7 +202,7 @@ class Matcher:
             assert end.raised is not None
             self.errors[rank] = with_end(error_of(self._log, end.raised, rank, end.node), end)
             self.tails[rank] = ""
-        in_rows = {first_line(end.raised) for end in in_table.values() if end.raised is not None}
+        in_rows = {first_line(end.raised) for end in self._log.ends.processes if end.raised is not None}
         unnamed = [
             each for each in unnamed if not (isinstance(each.thing, Raised) and first_line(each.thing) in in_rows)
         ]

@@ -108,6 +108,9 @@ def with_end(error: RankError, end: End) -> RankError:
     node = sole[0] if len(sole) == 1 and sole[0] not in LOCAL else error.node
     local = end.local if end.local is not None else error.local_rank
     pid = end.pid if end.pid is not None else error.pid
+    known, shown = error.exception, end.raised
+    if known is not None and not known.frames and shown is not None and shown.exception.message == known.message:
+        error = replace(error, exception=shown.exception, traceback=shown.traceback)
     return with_quote(replace(error, exit_code=code, node=node, host=node, local_rank=local, pid=pid), end)
 
 
