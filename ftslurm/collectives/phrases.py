@@ -35,7 +35,8 @@ _ADVICE = {
     ABORTED: "These calls must be the same, with equally many elements of one type on all ranks: see where the sizes"
     " come from.",
     ABSENT: "The others wait for {it}: the stacks below show where {it} {is_}.",
-    LEFT: "Ranks must take part in equally many steps and collectives: see why some had no more work.",
+    LEFT: "Ranks must take part in equally many steps and collectives, with equal sizes: see why some had no more"
+    " work, or tensors of another size.",
     NOT_STARTED: "Work of {its} device before it is not done: check the device, and what else the rank has enqueued.",
     TRANSFER: "Each send needs a receive, and each receive a send: see where {it} took another path.",
     CYCLE: "All ranks must use their groups in one order: see which of them took another one.",

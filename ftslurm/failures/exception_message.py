@@ -43,9 +43,10 @@ _GRAPH_BREAK, _DETAIL = pattern(r" {2}Explanation: "), pattern(r" {1,2}\S")
 _RECORD = pattern(
     r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|\S{1,400}:\d+: \w*Warning: |sys:1: |Exception ignored |wandb: "
     r"|\[\d{1,4}\]:$| {0,6}(?:time|host|rank) {2,6}: "
+    r"|srun: (?:error: \S{1,300}: tasks? [\d,-]+: |Terminating |Force |Job step )|slurmstepd: "
+    r"|Set the environment variable HYDRA_"
     r"|\[[WI]\d{4} |(?i:job|run) (?:finished|ended) at "
 )
-_BY_SLURM = pattern(r"(?:srun|slurmstepd): ")
 # Each introduces the next line, the second in place of what is not there.
 _OPEN_ENDS = (":", "<stack traces unavailable>")
 RELATION_LINES, PROSE_LINES = 8, 6
@@ -71,8 +72,6 @@ def message_below(lines: Sequence[str], at: int, prefix: str, first: str, *, who
             break
         own = own_text(lines[at][:LINE_LIMIT], prefix)
         if own is None or (prefix and own.startswith(("+-", "+ "))) or _RECORD.match(own):
-            break
-        if _BY_SLURM.match(own) and not kept[-1].endswith(":"):
             break
         if HEADER in own or is_relation(own):
             if not _passes_traceback_on(kept, own, nested=nested):
@@ -122,6 +121,8 @@ def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
         if _GRAPH_BREAK.match(kept[min(len(kept) - 1, 1)]) and _DETAIL.match(further):
             return True
         return bool(_INTRODUCES.search(further) or (_SEVERAL.search(first) and _ALSO.match(further)))
+    if len(kept) == 1 and first.rstrip().endswith("(look up to see its traceback):"):
+        return True
     if (len(kept) > 1 and kept[-1].rstrip().endswith(_OPEN_ENDS)) or line.rstrip() == "from user code:":
         return True  # what its last line introduces
     if _FIELDS.search(first) and (line.startswith(" ") or _FIELD.fullmatch(line.rstrip())):

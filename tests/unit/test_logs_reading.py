@@ -155,6 +155,8 @@ def test_of_a_directory_the_newest_jobs_files_are_read(tmp_path: Path) -> None:
 
 
 FAMILIES = {
+    "hosts": ("gpu11.log gpu12.log gpu13.log", "- - -"),
+    "hosts that count from 1": ("as1.log as2.log as3.log", "- - -"),
     "submitit": ("9_0_log.out 9_0_log.err 9_1_log.err", "0 0 1"),
     "tasks or an array": ("slurm-9_0.out slurm-9_1.out", "- -"),
     "tasks of a job": ("job-771_0.out job-771_1.out job-771_2.out", "0 1 2"),

@@ -18,7 +18,7 @@ TOGETHER_NS = 600 * 10**9
 """Difference of the times of last writing up to which files that only count are taken for one job's."""
 JOB_NUMBER = 100
 _OUTPUT = pattern(
-    r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
+    r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|dmesg|journal|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
     r"|.*\.(?:error|out)\.\d{4,6}|(?:.*/)?\d{1,12}\.[oe]"
     r"|(?:(?:worker|rank)?log|out|err|stdout|stderr|output)(?:[._-]?\d{1,6}|[._-][A-Za-z][\w-]{0,40}\d)?)"
 )
@@ -31,6 +31,7 @@ _TASKS = frozenset(("rank", "task", "proc", "process", "worker", "member", "proc
 _LOCALS = frozenset(("local", "localrank"))
 _NODES = frozenset(("node", "host", "nid", "cn", "gn", "n", "nodeid", "nodename"))
 _LETTERED = pattern(r"(?<![A-Za-z])(?P<word>(?:node|host|machine|server)[-_]?)(?P<letter>[a-z])(?=[-_.])")
+_HOST = pattern(r"[A-Za-z]+(?:-[A-Za-z]+)*-?(?:0\d{1,3}|\d{1,2})")
 _STREAMS = frozenset(("log", "out", "err", "stdout", "stderr", "output"))
 _HEADS = frozenset(("master", "chief", "launcher"))
 _WORKERS = _HEADS | {"worker"}
@@ -156,7 +157,8 @@ def _places(of: str, shapes: Sequence[str], times: Mapping[str, int]) -> tuple[l
         rows = [name for name in shapes if all(_numbers(name)[j] == _numbers(of)[j] for j in fixed)]
         values = {int(_numbers(name)[i]) for name in rows}
         kind = _kind(of, i)
-        if len(values) > 1 and (kind in ("task", "node", "local") or (kind != "job" and _counts(values))):
+        counts = _counts(values) or (kind is None and all(map(_is_host, rows)))
+        if len(values) > 1 and (kind in ("task", "node", "local") or (kind != "job" and counts)):
             certain = kind is not None or any(_may_be_job(_numbers(of)[j]) for j in fixed)
             if certain or all(abs(times.get(name, 0) - times.get(of, 0)) <= TOGETHER_NS for name in rows):
                 counted.append(i)
@@ -199,6 +201,11 @@ def _may_be_job(number: str) -> bool:
 def _counts(values: Collection[int]) -> bool:
     """Whether numbers count from 0 or 1, with few left out."""
     return min(values) <= 1 and max(values) < 2 * len(values)
+
+
+def _is_host(name: str) -> bool:
+    """Whether a file may be named after a host: ``gpu11.log``; not after a job, which has a larger number."""
+    return _HOST.fullmatch(name.rpartition("/")[2].partition(".")[0]) is not None
 
 
 def _own_file(name: str) -> str:

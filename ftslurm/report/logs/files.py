@@ -24,6 +24,7 @@ _OF_RANK = pattern(r"(?i)std(?:out|err)|rank[-_.]?\d|\.(?:out|err|log)\.txt")
 """In names of texts that are a job's output."""
 _ABOUT = pattern(
     r"(?i)(?:.*[-_.])?(?:describe|events?|dmesg|journal|sacct|scontrol|seff|kubectl|k8s|pods)\b.*\.(?:txt|log|out)"
+    r"|.*\.(?:dmesg|journal)"
 )
 """Names of files in which a user keeps what tools print about a job."""
 DEPTH = 2
