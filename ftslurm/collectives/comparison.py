@@ -28,6 +28,7 @@ from ftslurm.collectives.finding import (
 from ftslurm.collectives.groups import Group, groups_of, with_idle
 from ftslurm.collectives.operation import Operation, differ
 from ftslurm.collectives.transfers import of_transfers
+from ftslurm.dataclasses import replace
 
 
 def findings(
@@ -61,8 +62,8 @@ def _of_collectives(group: Group, ranks: Mapping[int, RankCalls], gone: frozense
         return None
     at = min(waits.values())
     different = _different(group, waits, at)
-    if different is not None and different.certain:
-        return different
+    if different is not None and (different.certain or _ends_at(group, different.seq)):
+        return replace(different, certain=True)
     plain = _not_joined(group, ranks, gone, waits, at)
     if plain.kind == MATCHED and all(group.known[rank].calls.waits_in is None for rank in waits):
         # All calls are done, whatever has ended the ranks.
@@ -81,6 +82,17 @@ def _waiting(group: Group) -> Iterable[tuple[int, int]]:
         elif of.broken and of.newest == (calls.backend, calls.name) and calls.last == newest in calls.calls:
             # A call is done if another one has followed to it: in its group on some rank, or in any of this rank.
             yield rank, calls.last
+
+
+def _ends_at(group: Group, seq: int) -> bool:
+    """Whether an error may have ended a rank in a call, although others have got over theirs of that number.
+
+    In gloo the rank that sends more than the other one waits for, or less, may go on.
+    """
+    return any(
+        of.broken and of.newest == (calls.backend, calls.name) and calls.last == seq
+        for of, calls in group.known.values()
+    )
 
 
 def _different(group: Group, waits: Mapping[int, int], at: int) -> Finding | None:

@@ -196,6 +196,15 @@ def test_of_a_rank_that_an_error_ended_only_the_newest_call_of_all_groups_can_ha
     assert judge([record(2, Trace((entry(60), sent), {}, {}), source=DUMP)], gone={3}).kind == NOTHING
 
 
+def test_a_call_that_an_error_ended_and_that_another_rank_got_over_with_another_size_is_shown_with_both() -> None:
+    """Gloo lets the rank go on that waits for less than the other one sends."""
+    long, short = ({"input_sizes": ((size,),), "output_sizes": ((size,),)} for size in (4, 3))
+    first = [entry(1, "gloo:all_reduce", **long)], [entry(1, "gloo:all_reduce", **short), entry(2, "gloo:barrier")]
+    found = judge(ranks(first, source=DUMP))
+    assert (found.kind, found.root is not None and found.root.seq) == (SIZE, 1)
+    assert "rank 0 calls all_reduce #1 [4 float32] where rank 1 calls all_reduce #1 [3 float32]" in text(found)
+
+
 def test_a_rank_that_gloo_aborted_for_what_came_is_shown_with_the_call_of_its_partner() -> None:
     """Rank 3 got over its call, as what came was shorter; the world's next call stands still because of the abort."""
     pairs = [entry(1, "gloo:all_gather", input_sizes=((size,),), process_group=("g", "")) for size in (5, 6)]
