@@ -300,6 +300,25 @@ TEXTS["torchrun's table has the place that a rank's last line lacks"] = (
     + "\n",
     "FAILED: rank 1 on gpu01: ValueError: bad batch 42 at /home/ann/model.py:88 in forward",
 )
+TEXTS["what Ray Tune prints after the error of a trial"] = (
+    "2026-11-20 09:02:10,881\tERROR tune_controller.py:1331 -- Trial task failed for trial TorchTrainer_3f2a1_00000\n"
+    + TB
+    + "2026-11-20 09:02:11,002\tINFO tune.py:1009 -- Wrote the latest version of all result files to '/r/x' in 0.01s.\n"
+    "Trial TorchTrainer_3f2a1_00000 errored after 5 iterations at 2026-11-20 09:02:11. Total running time: 1min 58s\n",
+    "ValueError: bad batch 42 at /home/ann/model.py:88 in forward",
+)
+TEXTS["Hydra's advice below a message"] = (
+    "step 1\n" + TB + "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
+    "ValueError: bad batch 42 at /home/ann/model.py:88 in forward",
+)
+TEXTS["a reason in the line below the message of transformers"] = (
+    TB.replace(
+        "ValueError: bad batch 42",
+        "RuntimeError: Failed to import trl.trainer because of the following error (look up to see its traceback):\n"
+        "cannot import name 'is_x_available' from 'transformers.utils' (/a/site-packages/transformers/utils/__init__.py)",
+    ),
+    "cannot import name 'is_x_available' from 'transformers.utils'",
+)
 TEXTS["DGL's launcher names the host of a server"] = (
     "INFO: Client [1] on 10.9.9.2 joined\n"
     + TB.replace(
