@@ -259,6 +259,14 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
         },
         "some rank on q2: cannot start torchrun: command not found",
     ),
+    "files named after hosts that count from 0": (
+        {
+            "z0.log": "step 1\nslurmstepd: error: *** STEP 7.0 ON z0 CANCELLED AT 2026-11-20T09:41:00 ***\n",
+            "z1.log": "step 1\nslurmstepd: error: *** STEP 7.0 ON z1 CANCELLED AT 2026-11-20T09:41:00 ***\n",
+            "z2.log": "step 1\n" + INDEX,
+        },
+        "FAILED: some rank on z2: IndexError: list index out of range",
+    ),
     "a traceback of an unknown rank": (
         {"as1.log": "step 1\n", "as2.log": "step 1\n" + INDEX.replace("[rank2]: ", ""), "as3.log": "step 1\n"},
         "evidence in as2.log",

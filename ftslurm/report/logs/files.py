@@ -11,6 +11,7 @@ from ftslurm.pattern import pattern
 from ftslurm.report.facts import Problem
 from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_array, is_of_one_job, is_output
 from ftslurm.report.logs.lines import Line, lines_of
+from ftslurm.report.logs.noise import is_by_slurm
 from ftslurm.report.logs.reading import Excerpt, read_path
 from ftslurm.report.logs.success import ends_well
 from ftslurm.report.logs.tracebacks import names_rank
@@ -27,6 +28,7 @@ _ABOUT = pattern(
     r"|.*\.(?:dmesg|journal)"
 )
 """Names of files in which a user keeps what tools print about a job."""
+_BY_HOST = pattern(r"\bON (\S{1,80}) CANCELLED AT|error: (\S{1,80}): tasks? \d")
 DEPTH = 2
 """Levels of folders that are searched where a directory itself has no output file."""
 
@@ -196,9 +198,9 @@ def read_outputs(
         if excerpt is not None:
             read.append((output.path, excerpt))
             parts.setdefault(output.part, []).append((output, lines_of(excerpt)))
-    named = _ranks_in(parts)
+    named, series = _ranks_in(parts), _hosts_in(parts)
     parts = {
-        key: [(each._replace(task=named.get(each.path, each.task)), own) for each, own in part]
+        key: [(_of_host(each._replace(task=named.get(each.path, each.task)), series), own) for each, own in part]
         for key, part in parts.items()
     }
     lines: list[Line] = []
@@ -220,6 +222,28 @@ def _ranks_in(parts: Mapping[int, Sequence[tuple[Output, Sequence[Line]]]]) -> d
                 return {}
             numbers[output.path] = number
     return numbers if len(numbers) > 1 else {}
+
+
+def _hosts_in(parts: Mapping[int, Sequence[tuple[Output, Sequence[Line]]]]) -> set[str]:
+    """Return what the names of files begin with, before a number, of which Slurm's programs name one as a host's."""
+    outputs_ = [(output, own) for part in parts.values() for output, own in part if output.node is None]
+    lines = (line.text for _, own in outputs_ for line in own if is_by_slurm(line.text))
+    hosts = {found[1] or found[2] for text in lines if (found := _BY_HOST.search(text)) is not None}
+    return {_series(name) for output, _ in outputs_ if (name := _stem(output)) in hosts}
+
+
+def _of_host(output: Output, series: Collection[str]) -> Output:
+    """Return an output that is named after a host, whose number is none of a task."""
+    name = _stem(output)
+    return output._replace(task=None, node=name) if output.node is None and _series(name) in series else output
+
+
+def _stem(output: Output) -> str:
+    return output.path.name.partition(".")[0]
+
+
+def _series(name: str) -> str:
+    return name.rstrip("0123456789")
 
 
 def _first_rank(line: Line) -> int | None:
