@@ -83,6 +83,11 @@ _COMPILER = pattern(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc 
 _CONTINUES = pattern(r"[^a-z]")  # a message's further lines are sentences, or indented
 _WARNING = pattern(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
 _CODE_ONLY = pattern(r"(?i)\b(?:code|status) \(?-?\d+\b")
+# Of glog and of absl.
+_GLOG_ERROR = pattern(
+    r"(?:^|\s)E(?:\d{4} [\d:.]{8,16} +\d+| external/\S{1,300}|) ?\S{1,200}:\d{1,6}\] "
+    r"(?P<text>\S.{10,400}?)(?=\.\s+[A-Z]|$)"
+)
 _DIGITS = pattern(r"\d+")
 _RUNTIME = pattern(
     r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
@@ -168,6 +173,22 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
             break
         found.insert(0, line)
     return next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")
+
+
+def native_error_before(text: str, exception: str) -> str:
+    """Return the first sentence of the last error in glog's form above such a traceback; empty: none.
+
+    Native libraries log so what their exception only refers to.
+
+    Args:
+        text: the end of an output.
+        exception: the type of the exception.
+    """
+    lines = output_lines(text)
+    own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
+    above = lines[max(0, own.first - COMPILER_LINES) : own.first] if own is not None else []
+    found = (_GLOG_ERROR.search(line) for line in reversed(above))
+    return next((each["text"] for each in found if each is not None), "")
 
 
 def dead_threads(text: str) -> list[Witness]:

@@ -30,6 +30,7 @@ from ftslurm.report.reported_before import (
 from ftslurm.report.wording import those_ranks
 from ftslurm.text import cut_middle, ranges
 
+_ABOVE = pattern(r"(?i)\b(?:errors?|messages?|logs?) (?:printed )?above\b")
 _STAMP = pattern(r"^\[?\d[\d:.,T -]{6,30}\]?[ |]*")
 QUOTED = 40
 """Characters by which a line that was printed has a message."""
@@ -193,9 +194,12 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     judged = worker.cause.cascade or {"stderr", "output"} & set(worker.evidence)
     if worker.exception is None or judged or HEADER not in text:
         return []
-    from ftslurm.failures.stderr_witness import error_before
+    from ftslurm.failures.stderr_witness import error_before, native_error_before
 
-    line = _STAMP.sub("", error_before(text, worker.exception.type, mild=True).strip())
+    above = error_before(text, worker.exception.type, mild=True)
+    if _ABOVE.search(worker.exception.message):
+        above = native_error_before(text, worker.exception.type) or above
+    line = _STAMP.sub("", above.strip())
     messages = [message_line(each.message) for each in links(worker.exception)]
     if (
         not line

@@ -319,6 +319,17 @@ TEXTS["a reason in the line below the message of transformers"] = (
     ),
     "cannot import name 'is_x_available' from 'transformers.utils'",
 )
+TEXTS["an error that a message sends to the errors above for"] = (
+    "step 1\nE1120 09:00:05.771200 4410 cuda_dnn.cc:454] Loaded runtime CuDNN library: 9.1.0 but source was compiled with:"
+    " 9.8.0.  CuDNN library needs to have matching major version.\n"
+    + TB.replace(
+        "ValueError: bad batch 42",
+        "jaxlib._jax.XlaRuntimeError: FAILED_PRECONDITION: DNN library initialization failed. Look at the errors above for"
+        " more details.",
+    )
+    + "srun: error: v8: task 0: Exited with exit code 1\n",
+    'right above: "Loaded runtime CuDNN library: 9.1.0 but source was compiled with: 9.8.0"',
+)
 TEXTS["DGL's launcher names the host of a server"] = (
     "INFO: Client [1] on 10.9.9.2 joined\n"
     + TB.replace(
