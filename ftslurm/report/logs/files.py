@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import Problem
+from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_array, is_of_one_job, is_output
 from ftslurm.report.logs.lines import Line, lines_of
-from ftslurm.report.logs.noise import is_by_slurm
 from ftslurm.report.logs.reading import Excerpt, read_path
 from ftslurm.report.logs.success import ends_well
 from ftslurm.report.logs.tracebacks import names_rank
@@ -28,7 +28,6 @@ _ABOUT = pattern(
     r"|.*\.(?:dmesg|journal)"
 )
 """Names of files in which a user keeps what tools print about a job."""
-_BY_HOST = pattern(r"\bON (\S{1,80}) CANCELLED AT|error: (\S{1,80}): tasks? \d")
 DEPTH = 2
 """Levels of folders that are searched where a directory itself has no output file."""
 
@@ -227,8 +226,8 @@ def _ranks_in(parts: Mapping[int, Sequence[tuple[Output, Sequence[Line]]]]) -> d
 def _hosts_in(parts: Mapping[int, Sequence[tuple[Output, Sequence[Line]]]]) -> set[str]:
     """Return what the names of files begin with, before a number, of which Slurm's programs name one as a host's."""
     outputs_ = [(output, own) for part in parts.values() for output, own in part if output.node is None]
-    lines = (line.text for _, own in outputs_ for line in own if is_by_slurm(line.text))
-    hosts = {found[1] or found[2] for text in lines if (found := _BY_HOST.search(text)) is not None}
+    ends = [ends_of(own) for _, own in outputs_] if len(outputs_) > 1 else []
+    hosts = {end.node for each in ends for end in each.processes} | {end.node for each in ends for end in each.job}
     return {_series(name) for output, _ in outputs_ if (name := _stem(output)) in hosts}
 
 

@@ -119,7 +119,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     resort = None if errors or state is not None or well else last_resort(log, finder.late)
     if resort is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
-    errors = {number: with_memory(log, _with_tasks(log, error)) for number, error in errors.items()}
+    errors = {number: with_memory(log, _with_launcher(log, error)) for number, error in errors.items()}
     errors, tails = _by_local_rank(log, errors, tails, matcher.named)
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
@@ -138,8 +138,8 @@ def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str
     errors[free] = replace(error, rank=free, order=order)
 
 
-def _with_tasks(log: AttemptLog, error: RankError) -> RankError:
-    """Return the record of a launcher's own failure, of no rank, with what srun states on its tasks."""
+def _with_launcher(log: AttemptLog, error: RankError) -> RankError:
+    """Return the record of a failure of no known rank with what launchers state: the host, or the ends of tasks."""
     if error.rank >= 0:
         return error
     by_ssh = [end for end in log.ends.processes if end.by == "ssh"]

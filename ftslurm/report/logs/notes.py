@@ -15,14 +15,12 @@ from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.lines import Line
 from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
 from ftslurm.report.logs.rank_errors import DEAD_NODE, has_waited, is_cascade
+from ftslurm.report.logs.reasons import MISSING_DIRECTORY
 from ftslurm.report.logs.success import says_completed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
 from ftslurm.text import plural, ranges
 
 _DIGITS = pattern(r"\d+")
-_MISSING_DIRECTORY = pattern(
-    r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
-)
 _MISSING_RANKS, _MISSING_RANK = pattern(r"^(?:Missing|Stalled) ranks:\s*$"), pattern(r"(\d{1,6})!?: \[")
 _MISSING_OF_TENSOR = pattern(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
 STALLED_SHOWN = 64
@@ -31,7 +29,9 @@ _DESYNCED = pattern(
     r"\s*- \[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,63})\] "
     r"(?P<what>(?:joined but didn't finish|finished) collective #\d{1,12}(?:, but didn't join collective #\d{1,12})?)"
 )
-_NEVER_JOINED = pattern(r"ranks \[(?P<ranks>[\d, ]{1,400})\] are the lagging ranks that caused this timeout")
+_NEVER_JOINED = pattern(
+    r"ranks \[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,63})\] are the lagging ranks that caused this timeout"
+)
 _EVENT_OF_FABRIC = pattern(
     r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : \S{1,40} Got async event.{1,80})"
 )
@@ -101,7 +101,7 @@ def _on_directory(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]
     """Return that the working directory could not be entered, unless a failure says so."""
     if any("working directory" in error.message for error in errors.values()):
         return []
-    moved = next((found for line in log.lines if (found := _MISSING_DIRECTORY.search(line.text))), None)
+    moved = next((found for line in log.lines if (found := MISSING_DIRECTORY.search(line.text))), None)
     if moved is None:
         return []
     where = f": it ran in {moved['to']}" if moved["to"] else ""
@@ -184,11 +184,15 @@ def _desynced(log: AttemptLog) -> str:
     """Return which ranks torch's report on a desync names, and what it tells of them; empty: there is none."""
     for line in reversed(log.lines):
         if (lagging := _NEVER_JOINED.search(line.text)) is not None:
-            return f"ranks {lagging['ranks']} never joined a collective"
+            return f"{_ranks(lagging['ranks'])} never joined a collective"
         if (found := _DESYNCED.match(line.text)) is not None:
-            ranks = sorted(map(int, found["ranks"].split(",")))
-            return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)} {found['what']}"
+            return f"{_ranks(found['ranks'])} {found['what']}"
     return ""
+
+
+def _ranks(numbers: str) -> str:
+    ranks = sorted(map(int, numbers.split(",")))
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
 
 
 def _on_fabric(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:

@@ -72,7 +72,9 @@ _REQUEST = pattern(r': (?:Get|Post|Head) "https?://.*$')  # of Docker's client
 _MOUNTED = pattern(r"(failed to mount: \S{1,300}) at \S{1,300}(?=:)")  # where to is a directory of the runtime's
 _PERHAPS = pattern(r", possible causes are .*$|, see https?://\S+$")
 _LMOD = pattern(r"Lmod has detected the following error: +(?P<text>\S.{0,300})$")
-_CHDIR = pattern(r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?")
+MISSING_DIRECTORY = pattern(
+    r"error: couldn't chdir to [`'](?P<dir>[^`']{1,400})': (?P<why>[^:]{1,80})(?:: going to (?P<to>\S+))?"
+)
 _CONTAINER_WHY = pattern(
     r"(?i)no space|no such|denied|not found|unauthorized|forbidden|\b40[134]\b|input/output|cannot allocate|timed? ?out"
     r"|nvidia-container-cli|nvml error|no loop devices|bad superblock"
@@ -165,7 +167,7 @@ def reasons_of(lines: Sequence[Line]) -> list[Reason]:
         text = line.text
         if text == GAP or _MAYBE.search(text) is None:
             continue
-        if "couldn't chdir" in text and (match := _CHDIR.search(text)) is not None:
+        if "couldn't chdir" in text and (match := MISSING_DIRECTORY.search(text)) is not None:
             missing = match
             continue
         if text.startswith(("usage: ", "Usage: ")):
