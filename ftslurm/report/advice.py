@@ -268,7 +268,7 @@ def _import(worker: FailedWorker, same: Alike | None, attempt: Attempt | None) -
     if "circular import" in worker.exception.message or "partially initialized module" in worker.exception.message:
         return "Modules import each other: move one of the imports into a function, or what both need into a third."
     if hiding is not None and not is_library(hiding[2]):
-        return f"{safe(hiding[2])} is of the program itself: it does not define that name."
+        return f"{safe(hiding[2])} does not define that name: see whether it is the intended file and version."
     python = safe(attempt.python)
     if worker.exception.type != "ModuleNotFoundError":
         return f"Check the environment of {python}, which ran the script."

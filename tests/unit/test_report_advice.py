@@ -129,7 +129,7 @@ def test_a_rank_that_acts_as_rank_0_is_reported_as_such(run: RunBuilder, rank: i
     [
         ("/w/queue.py", "Rename /w/queue.py: it hides a module of Python that others import."),
         ("/usr/lib/python3.11/queue.py", "Check the environment of"),
-        ("/w/tokens.py", "/w/tokens.py is of the program itself: it does not define that name."),
+        ("/w/tokens.py", "/w/tokens.py does not define that name: see whether it is the intended file"),
     ],
 )
 def test_a_file_that_hides_a_module_of_python_is_named(run: RunBuilder, file: str, advice: str) -> None:
