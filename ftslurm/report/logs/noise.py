@@ -27,7 +27,7 @@ _AFTERMATH = pattern(
     r"|Set the environment variable HYDRA_FULL_ERROR|Error executing job with overrides|real\t|user\t|sys\t|\+ "
     r"|(?:Array )?Job ID: |Cluster: |User/Group: |State: |Nodes: |Cores(?: per node)?: |CPU (?:Utilized|Efficiency): "
     r"|Job Wall-clock time: |Memory (?:Utilized|Efficiency): |.{0,80}\bleaked semaphore|Killed$|Terminated$"
-    r"|\S{10} [\d:,]{8,12}\s+(?:INFO|WARNING) tune\w*\.py:\d+ -- "
+    r"|(?:\S{10} [\d:,]{8,12}\s+)?(?:INFO|WARNING) tune\w*\.py:\d+ -- "
     r"|Training errored after \d|Error file: |Trial \S+ errored|\(raylet|(?:Number of )?[Ee]rrored trials"
     r"|(?:DEBUG|INFO|WARNING|ERROR):torch\.distributed\.(?:elastic|launch|run)\b"
     r"|.{0,60}\btorch\.distributed\.(?:elastic|launcher|run)\b|E0000 |INFO: +(?:Cleaning|Terminating|gocryptfs)"
