@@ -588,6 +588,7 @@ def test_without_added_rows_there_are_only_ours() -> None:
 # Anything
 
 
+@pytest.mark.exhaustive
 def test_any_evidence_gets_a_row_and_a_text() -> None:
     pick = random.Random(5)
     texts = [

@@ -200,6 +200,7 @@ def large(rank: int, *, joined: bool, last: str = "all_reduce") -> FlightRecord:
     return FlightRecord("j", 1, f"n{rank // 8}", rank, 9 * 10**9, "socket", trace=trace)
 
 
+@pytest.mark.exhaustive
 def test_the_records_of_16384_ranks_are_judged_in_seconds() -> None:
     ranks, took_s = [], 0.0
     for rank in range(LARGE):

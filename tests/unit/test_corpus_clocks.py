@@ -57,6 +57,7 @@ def judged(run: RunBuilder) -> dict[str, Any]:
     return entry
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("measured", [True, False], ids=["measured", "unmeasured"])
 @pytest.mark.parametrize("skew", SKEWS, ids=lambda skew: "/".join(f"{s:g}" for s in skew))
 @pytest.mark.parametrize("nodes", [2, 3, 4])

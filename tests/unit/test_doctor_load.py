@@ -13,6 +13,7 @@ from ftslurm.rendezvous.pace import Pace
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("nodes", [3, 32])
 def test_the_load_of_a_size_is_what_is_measured_at_that_size(nodes: int) -> None:
     load = load_of(nodes, 8)
@@ -27,6 +28,7 @@ def test_the_load_of_a_size_is_what_is_measured_at_that_size(nodes: int) -> None
         assert found[1].all == pytest.approx(node.all, rel=tolerance)
 
 
+@pytest.mark.exhaustive
 def test_a_longer_heartbeat_lowers_the_nodes_load() -> None:
     long = Pace(heartbeat_s=10.0, quiet_s=100.0)
     assert load_of(16, 8, long).node_blocked.writes < load_of(16, 8).node_blocked.writes / 3

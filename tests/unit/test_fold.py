@@ -603,6 +603,7 @@ def check_step(job: Job, old: State, where: str) -> None:
     assert len({p.node for p in new.participants}) == len(new.participants), where
 
 
+@pytest.mark.exhaustive
 def test_the_state_stays_consistent_for_any_records() -> None:
     """A random walk; `look` itself checks that folding the same sight twice changes nothing."""
     closed = 0

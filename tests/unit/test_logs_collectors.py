@@ -51,6 +51,7 @@ def verdict(path: Path) -> tuple[Any, ...]:
     return report["status"], cause.get("cause"), cause.get("rank"), cause.get("what"), cause.get("where")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_before_each_line_changes_nothing(tmp_path: Path, name: str, form: str) -> None:

@@ -66,6 +66,7 @@ def judged(log: Log, report: dict[str, Any], text: str) -> str:
     return "vague" if log.rank is not None and cause["rank"] is None else "right"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", SEEDS)
 def test_logs_of_all_launchers_are_reported_right_and_never_wrong(seed: int, tmp_path: Path) -> None:
     seed = seed or random.SystemRandom().randrange(1, 10**6)

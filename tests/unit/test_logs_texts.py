@@ -1257,6 +1257,7 @@ def test_an_output_is_reported_by_what_it_contains(tmp_path: Path, name: str) ->
     assert (report["status"], report["cause"]) == ("unfinished", None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.97])
 def test_a_log_that_is_cut_off_anywhere_names_no_other_culprit(tmp_path: Path, name: str, share: float) -> None:

@@ -742,6 +742,7 @@ def test_an_agent_that_leaves_does_not_wait_for_a_file_that_hangs(end: str) -> N
 # Anything goes
 
 
+@pytest.mark.exhaustive
 def test_whatever_happens_workers_are_started_only_after_a_sweep_and_an_exit_leaves_none_alive() -> None:
     for seed in range(400):
         rng = random.Random(seed)

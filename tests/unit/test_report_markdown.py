@@ -150,6 +150,7 @@ def test_code_is_delimited_by_more_backticks_than_it_holds() -> None:
     assert inline("a_b") == "`a_b`"
 
 
+@pytest.mark.exhaustive
 def test_the_largest_report_fits_into_a_comment(tmp_path: Path) -> None:
     line = "|`x" * 300
     frames = tuple((f"/home/{line}", n, line[:200], line) for n in range(80))

@@ -171,6 +171,7 @@ def quick_path() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_damage_to_any_files_still_gives_a_report(
     shape: Callable[[Path], Path], quick_path: Path, capsys: pytest.CaptureFixture[str]

@@ -134,6 +134,7 @@ def _fail(run: RunBuilder, chance: random.Random, number: int, rank: int, few: l
         run.errors[number, rank] = record
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_report_is_the_same_whether_all_error_records_are_read_or_only_those_that_matter(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

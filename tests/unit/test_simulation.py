@@ -32,6 +32,8 @@ from ftslurm.sharedfs.cell import FencedCell
 from ftslurm.sharedfs.commits import Commits
 from ftslurm.testing.memoryfs import Crash, MemoryFileSystem
 
+pytestmark = pytest.mark.exhaustive
+
 # Kinds that need others: a node returns once it is gone.
 COMPANY = {"node returns": ("agent killed",), "other options": ("agent killed",), "lost reply: link": ("rank exits",)}
 NAMES = {"reader meets": "stale handle"}

@@ -138,6 +138,7 @@ run lm: round 3 runs on 4 nodes, 32 ranks, step 1200, 2 of 3 restarts used
     )
 
 
+@pytest.mark.exhaustive
 def test_a_thousand_nodes_take_a_few_lines_and_with_all_one_line_each() -> None:
     nodes = [received(record(i)) for i in range(1000)]
     nodes[7] = received(record(7), 47.0)
@@ -159,6 +160,7 @@ def test_a_thousand_nodes_take_a_few_lines_and_with_all_one_line_each() -> None:
     assert len(text(shot, everything=True).splitlines()) > 1000
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_is_heard_by_datagrams_and_writes_rarely_is_not_shown_as_silent_and_its_step_as_of_its_time() -> (
     None
 ):

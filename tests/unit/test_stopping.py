@@ -381,6 +381,7 @@ class Node:
         self.stopped = self.stopped or any(isinstance(action, act.Signal) for action in actions)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(200))
 def test_ranks_of_a_script_that_has_called_anywhere_are_stopped_hard_nowhere(seed: int) -> None:
     rng = random.Random(seed)
@@ -442,6 +443,7 @@ class Waiting(Exception):
     """The rank waits for the decision."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(300))
 def test_ranks_in_any_order_leave_at_the_same_step(seed: int) -> None:
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Where ranks were by the stacks that their own faulthandler printed, of a job that was then stopped (pure)."""
+"""Where ranks were by the stacks in a log: those of their own faulthandler, or of py-spy (pure)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ MOST = 4
 _THREAD = pattern(r"(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):")
 _MAIN = pattern(r' +File "[^"]{1,400}", line \d{1,9} in <module>')
 _FRAME = pattern(r' +File "([^"]{1,400})", line (\d{1,9}) in (\S{1,200})')
+# Of py-spy: the innermost frame comes first.
+_PY_SPYS_MAIN = pattern(r'\s*Thread \S{1,20} \([^)]{1,40}\): "MainThread"')
+_PY_SPYS_FRAME = pattern(r"\s+(\S{1,200} \([^()]{1,300}:\d{1,9}\))$")
+_A_RANK = pattern(r"(?i)\brank[ _:=]{0,2}(\d{1,6})\b")
+ABOVE = 8
+"""Lines between what names the rank whose stack py-spy prints, and the stack."""
 
 
 def places(log: AttemptLog) -> str:
-    """Describe where each rank was, if the stacks show more than one place; empty: they do not."""
+    """Describe where each rank was by faulthandler, if the stacks show more than one place; empty: they do not."""
     by_place: dict[str, list[int]] = {}
     for own in log.streams.values():
         rank = log.rank_of(own[0])
@@ -36,6 +42,20 @@ def places(log: AttemptLog) -> str:
     ordered = sorted(by_place.items(), key=lambda each: (len(each[1]), "torch.distributed" in each[0]))
     parts = (f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)} {where}" for where, ranks in ordered)
     return STACKS + ", ".join(parts)
+
+
+def by_py_spy(log: AttemptLog, rank: int) -> str:
+    """Return the innermost frame of a rank's main thread, of which py-spy printed the stack; empty: there is none."""
+    found = ""
+    for i, line in enumerate(log.lines):
+        if _PY_SPYS_MAIN.match(line.text) is None or i + 1 == len(log.lines):
+            continue
+        above = log.lines[max(i - ABOVE, 0) : i]
+        named = [int(number) for each in above for number in _A_RANK.findall(each.text)]
+        if line.rank == rank or (line.rank is None and named[-1:] == [rank]):
+            frame = _PY_SPYS_FRAME.match(log.lines[i + 1].text)
+            found = found if frame is None else frame[1]
+    return found
 
 
 def _of_processes(lines: Sequence[Line]) -> str:

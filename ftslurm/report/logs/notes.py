@@ -11,6 +11,7 @@ from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
+from ftslurm.report.logs.dumps import by_py_spy
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.lines import Line
 from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
@@ -35,12 +36,6 @@ _NEVER_JOINED = pattern(
 _EVENT_OF_FABRIC = pattern(
     r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : \S{1,40} Got async event.{1,80})"
 )
-# Of py-spy: the innermost frame comes first.
-_MAIN_THREAD = pattern(r'\s*Thread \S{1,20} \([^)]{1,40}\): "MainThread"')
-_FRAME = pattern(r"\s+(\S{1,200} \([^()]{1,300}:\d{1,9}\))$")
-_A_RANK = pattern(r"(?i)\brank[ _:=]{0,2}(\d{1,6})\b")
-DUMP_LINES = 8
-"""Lines between what names the rank whose stack follows, and the stack."""
 _OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
@@ -129,7 +124,7 @@ def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
     """Return the last line of the only one of these ranks, if it is none of progress."""
     if len(ranks) != 1:
         return ""
-    if frame := _dumped(log, next(iter(ranks))):
+    if frame := by_py_spy(log, next(iter(ranks))):
         return f"; its stack: {frame}"
     own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
     own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT]) and "NCCL INFO" not in line.text]
@@ -164,20 +159,6 @@ def _rank_named(log: AttemptLog, line: Line) -> int | None:
     """Return the rank of a line, by its label or its first words."""
     rank = log.rank_of(line)
     return names_rank(line.text[:60]) if rank is None and line.number not in log.covered else rank
-
-
-def _dumped(log: AttemptLog, rank: int) -> str:
-    """Return the innermost frame of a rank's main thread, of which py-spy printed the stack; empty: there is none."""
-    found = ""
-    for i, line in enumerate(log.lines):
-        if _MAIN_THREAD.match(line.text) is None or i + 1 == len(log.lines):
-            continue
-        above = log.lines[max(i - DUMP_LINES, 0) : i]
-        named = [int(number) for each in above for number in _A_RANK.findall(each.text)]
-        if line.rank == rank or (line.rank is None and named[-1:] == [rank]):
-            frame = _FRAME.match(log.lines[i + 1].text)
-            found = found if frame is None else frame[1]
-    return found
 
 
 def _desynced(log: AttemptLog) -> str:

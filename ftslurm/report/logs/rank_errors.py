@@ -160,6 +160,11 @@ def is_cascade(error: RankError) -> bool:
     return classify(evidence_of(worker, error.message if error.kind == "signal" else "")).cascade
 
 
+def follows(log: AttemptLog, thing: Evidence) -> bool:
+    """Return whether the cause that evidence gives is a consequence of another rank's end."""
+    return is_cascade(error_of(log, thing, 0))
+
+
 def has_lost_process(error: RankError) -> bool:
     """Return whether a failure only reports that a process of Ray's died."""
     worker = failed_worker_of(error.rank, None, error, None, "")
