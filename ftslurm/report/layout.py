@@ -37,10 +37,13 @@ _PLAIN_TYPE = pattern(r"(?:(?<=: )|^)(?:RuntimeError|Exception|Error): (?=\S.{23
 _BY_NCCL = pattern(
     r"(?:(?:Runtime|DistBackend)Error: )?NCCL error(?: in)?: [^\n]{1,260}?\bNCCL (?:version )?\d[\d.]*\)?: (?=\S.{23})"
 )
+# Behind a title that says so.
+_SIZES = pattern(r"size mismatch for (\S{1,200}: \[[\d, ]*\]) in the checkpoint, (\[[\d, ]*\] in the model)")
 _SOURCE = pattern(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
 _FUNCTION = pattern(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
 _FROM = pattern(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # what an exception was raised from
 _BEHIND_TYPE, _END = 12, 24
+_SECOND_ROOM = 40  # less has no room for what raised it and for its own reason
 # What was raised because of a failure, or after it, comes second.
 _SECOND = pattern(
     r"(?P<first>.*?) \((?P<second>(?:its cleanup raised|then) .*?)\)(?P<end>\)?(?:; (?:exit code \d+|then SIG\w+))?)"
@@ -75,12 +78,12 @@ def shortened(text: str, room: int) -> str:
     both = _SECOND.fullmatch(text)
     if both is not None and len(text) > room:
         left = room - len(both["first"]) - len(both["end"]) - len(" ()")
-        if left >= _END:
+        if left >= _SECOND_ROOM:
             return f"{both['first']} ({cut_middle(both['second'], left)}){both['end']}"
         return shortened(f"{both['first']}{both['end']}", room)
     if len(text) > room:
         text = _BEHIND.sub("", text)
-    for known, short in ((_OF_COMMAND, r"\1"), (_BY_NCCL, _nccl), (_SOURCE, r"\1: "), (_FUNCTION, "")):
+    for known, short in ((_OF_COMMAND, r"\1"), (_BY_NCCL, _nccl), (_SOURCE, r"\1: "), (_FUNCTION, ""), (_SIZES, r"\1 saved, \2")):
         text = known.sub(short, text, count=1) if len(text) > room else text
     if len(text) > room:
         text = _DATA.sub(r"\1...\2", text)

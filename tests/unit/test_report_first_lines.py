@@ -13,6 +13,7 @@ from sample_runs.builder import RunBuilder
 from ftslurm.dataclasses import replace
 from ftslurm.report.analysis import analyse
 from ftslurm.report.gathering import gather
+from ftslurm.report.layout import shortened
 from ftslurm.report.swallowed import RANKS_READ
 from ftslurm.report.text import render
 
@@ -247,6 +248,24 @@ def test_choices_and_the_loaders_process_are_left_out_before_the_middle_of_a_mes
     error = RuntimeError(f"{text} (in DataLoader worker process 0)")
     run = RunBuilder(tmp_path, run_id="local-20261126-010513-16664").round().fail(1, error)
     assert "[158] at entry 0 and [160] at entry 1" in first_lines(run.stop())
+
+
+def test_a_size_that_does_not_fit_keeps_the_name_of_its_parameter(tmp_path: Path) -> None:
+    sizes = [
+        f"size mismatch for {name}: copying a param with shape torch.Size([10, 8]) from checkpoint,"
+        " the shape in current model is torch.Size([12, 8])."
+        for name in ("head.weight", "head.bias")
+    ]
+    error = RuntimeError("Error(s) in loading state_dict for Net:\n\t" + "\n\t".join(sizes))
+    run = RunBuilder(tmp_path, run_id="local-20261126-010513-16664").round().fail(1, error)
+    assert "(head.weight: [10, 8] saved, [12, 8] in the model and 1 more)" in first_lines(run.stop())
+
+
+def test_what_a_cleanup_raised_is_left_out_where_nothing_of_it_would_be_understood() -> None:
+    second = "its cleanup raised AttributeError: 'Profiler' object has no attribute 'trace'"
+    text = f"rank 1 on n1: a number is not finite (FloatingPointError: loss is nan at step 3 ({second}))"
+    assert shortened(text, 115) == "rank 1 on n1: a number is not finite (FloatingPointError: loss is nan at step 3)"
+    assert " (its cleanup raised ... " in shortened(text, 125)
 
 
 def test_the_place_of_a_recursion_is_the_line_that_it_repeats(tmp_path: Path) -> None:
