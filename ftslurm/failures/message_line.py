@@ -14,7 +14,11 @@ from ftslurm.text import cut_middle, ranges
 
 LIMIT = 1000  # characters
 _NCCL = pattern(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
-_LAST_ERROR = pattern(r"Last error: *\n?(?P<text>(?:(?!terminate called)[^\n]*\S[^\n]*\n?){1,4})")
+# A C++ runtime's end, srun's, and what NCCL, torch and Python print by themselves are no part of it.
+_LAST_ERROR = pattern(
+    r"Last error: *\n?(?P<text>(?:(?!terminate called|srun: |slurmstepd: |\[\w{0,12}\]?:?\[[EWI]\d{4} |Traceback \()"
+    r"(?![^\n]{0,200} NCCL (?:INFO|WARN))[^\n]*\S[^\n]*\n?){1,4})"
+)
 _OF_QUEUE_PAIR = pattern(
     r", curr state \w+, next state \w+(?:, local GID index \d+, local GID \S{1,60}(?=,))?"
     r"| opcode=\d+ len=\d+| localGid \S{1,60} remoteGids ?\S{1,60}"

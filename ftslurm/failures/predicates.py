@@ -112,10 +112,18 @@ def spawned(text: str) -> Match:
     return lambda e: e.kind == "spawn" and re.search(text, e.message) is not None
 
 
+# EIO, ENOMEM, EBUSY, ENFILE, EMFILE, ENOSPC, EROFS, ENOLCK, ESTALE, EDQUOT.
+_OF_FILESYSTEM = pattern(r"(?:\w{1,40}Error: )?\[Errno (?:5|12|16|23|24|28|30|37|116|122)\] ")
+
+
 def by_compiler(*types: str) -> Match:
-    """Match an exception of torch's or Triton's compilers by its type; text of another process lacks the module."""
+    """Match an exception of torch's or Triton's compilers by its type; text of another process lacks the module.
+
+    What its message consists of may be an error of the disk or the filesystem, which no compiler caused.
+    """
     return lambda e: (
         e.exception in types
+        and _OF_FILESYSTEM.match(e.message) is None
         and (e.module.partition(".")[0] in ("torch", "triton") or (not e.module and e.exception in _OF_COMPILERS_ONLY))
     )
 

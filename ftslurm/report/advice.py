@@ -55,6 +55,9 @@ _OF_OTHERS = (
     " leftover of another job."
 )
 _OTHERS_MEMORY = pattern(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
+_OF_TORCH = pattern(r"Of the allocated memory ([\d.]{1,12}) ([KMGT]?i?B|bytes) is allocated by PyTorch")
+LIBRARIES = 2
+"""What a process has of a GPU, at most, as a multiple of what torch allocated: its context and libraries need some."""
 _TORCH_SYMBOL = pattern(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
 _LOCAL_RANK = pattern(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
 _OF_JULIA = pattern(r"(?m)\bin expression starting at (?P<place>\S{1,400}:\d{1,9})$")
@@ -236,7 +239,10 @@ def _gpu_memory(worker: FailedWorker) -> str | None:
     others = [
         (_bytes(found[2], found[3]), found[1], f"{found[2]} {found[3]}") for found in _OTHERS_MEMORY.finditer(message)
     ]
-    if own is None or not others or max(others)[0] <= _bytes(own[1], own[2]):
+    # In a container torch does not know which process of the list is its own.
+    of_torch = _OF_TORCH.search(message) if len(others) > 1 else None
+    mine = own or of_torch
+    if mine is None or not others or max(others)[0] <= _bytes(mine[1], mine[2]) * (1 if own else LIBRARIES):
         return None
     _, pid, amount = max(others)
     return (

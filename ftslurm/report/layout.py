@@ -18,7 +18,8 @@ EVIDENCE_WIDTH = 240
 _WORD = pattern(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = pattern(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)(?:: |\(['\"])|refused its arguments: )")
 # Values in a list or mapping of a message; a shape is short.
-_DATA = pattern(r"([\[{])[^\[\]\n]{60,}?([\]}])(?=[\])}.,;]*$)")
+_DATA = pattern(r"([\[{])(?:[^\[\]\n]{60,}?|'[^\[\]\n]{24,}?')([\]}])(?=[\])}.,;]*$)")
+_NAMES_ERROR = pattern(r"\w(?:Error|Exception)\b")
 # argparse's list of values, the process of a data loader, a source that is also with the evidence, and the number
 # of an error whose text follows.
 _BEHIND = pattern(
@@ -83,10 +84,16 @@ def shortened(text: str, room: int) -> str:
         return shortened(f"{both['first']}{both['end']}", room)
     if len(text) > room:
         text = _BEHIND.sub("", text)
-    for known, short in ((_OF_COMMAND, r"\1"), (_BY_NCCL, _nccl), (_SOURCE, r"\1: "), (_FUNCTION, ""), (_SIZES, r"\1 saved, \2")):
+    for known, short in (
+        (_OF_COMMAND, r"\1"),
+        (_BY_NCCL, _nccl),
+        (_SOURCE, r"\1: "),
+        (_FUNCTION, ""),
+        (_SIZES, r"\1 saved, \2"),
+    ):
         text = known.sub(short, text, count=1) if len(text) > room else text
     if len(text) > room:
-        text = _DATA.sub(r"\1...\2", text)
+        text = _DATA.sub(_without_data, text)
     if len(text) > room and (plain := _PLAIN_TYPE.sub("", text, count=1)) != text and len(plain) <= room:
         return plain
     if len(text) > room:
@@ -108,6 +115,11 @@ def shortened(text: str, room: int) -> str:
 def without_source(text: str) -> str:
     """Return a text without what its exception was raised from."""
     return _FROM.sub("", text)
+
+
+def _without_data(found: re.Match[str]) -> str:
+    """Return the brackets alone; all of it where an error is among the values."""
+    return found[0] if _NAMES_ERROR.search(found[0]) else f"{found[1]}...{found[2]}"
 
 
 def _nccl(found: re.Match[str]) -> str:

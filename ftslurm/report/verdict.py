@@ -346,7 +346,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     collectives = collective_timeouts.remark(files, this.failed)
     parted = len(places) > 1 or collective_timeouts.are_parted(files, this.failed)
     same = None if parted else alike(files, worker, others, following, this.world_size)
-    if same is not None and not recorded and worker.cause.name in ("nccl-timeout", "nccl-abort"):
+    if same is not None and source is None and not recorded and worker.cause.name in ("nccl-timeout", "nccl-abort"):
         advice = consequence.IN_ONE_CALL
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
     survived = (*healthy_stderr(files, this.failed_ranks), *survived_stderr(files))

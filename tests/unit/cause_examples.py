@@ -62,6 +62,15 @@ PRIMARIES = [
         ),
     ),
     (
+        "batch-memory",
+        Evidence(
+            "signal",
+            message="TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
+            signal="SIGKILL",
+            scheduler="OUT_OF_MEMORY",
+        ),
+    ),
+    (
         "step-layout",
         Evidence("spawn", message="Task launch for StepId=7.4 failed on node n1: Unable to layout tasks on given cpus"),
     ),

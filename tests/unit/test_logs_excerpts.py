@@ -132,7 +132,7 @@ HEADLINES = {
     "y-30-axolotl-pydantic": "ValidationError: bf16 requested, but AMP is not supported on this GPU.",
     "y-42-openmpi-nopmi": "Open MPI was not built with SLURM's PMI support",
     "y-45-ds-ninja": "nvcc fatal : Unsupported gpu architecture 'compute_120'",
-    "y-50-nccl-behind": "rank 5 had not failed when it was ended: the others may have waited for it",
+    "y-50-nccl-behind": "rank 5 printed no time-out of a collective: look there first",
     "y-51-bash-notfound": "cannot start torchrun: command not found (line 34 of the batch script)",
 }
 

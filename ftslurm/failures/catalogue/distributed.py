@@ -69,7 +69,7 @@ ROWS: tuple[Cause, ...] = (
           nccl(r"NET/IB ?: ?Got completion.{0,120}status=(\w+\()?(5|12|13)\b|[Rr]etry (count|counter) exceeded"),
           "If no rank ended before: check device and port (ibstat, cable, switch), and the peer's; NCCL_IB_TIMEOUT for"
           " a congested fabric.",
-          not_for="a device that reports an error of its own", restart=OTHER_NODE, blame=PERHAPS, symptom_of=NETWORK),
+          not_for="a device that reports an error of its own", blame=PERHAPS, symptom_of=NETWORK),
     Cause("nccl-ib", "an InfiniBand or RoCE operation failed", PRIMARY,
           nccl(r"NET/IB ?: ?Got (completion|async)|NET/IB.{0,60}(catastrophic|fatal)|IBV_WC_|ibv_\w+ failed"
                r"|[Pp]ort error"),

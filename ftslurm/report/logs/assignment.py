@@ -244,7 +244,10 @@ class Assigner:
             ]
             same = sum(end.signal == other.signal for other in ends.values())
             if 1 < same <= len(crash):
-                self._give(crash[0], rank, end)  # of as many as ended so
+                # Of as many as ended so, in the order in which their ends were noticed if nothing else tells.
+                earlier = sum(end.signal == other.signal and other.number < end.number for other in ends.values())
+                alike = len({headline_of(each.thing) for each in crash}) == 1
+                self._give(crash[earlier if alike else 0], rank, end)
                 shared += crash
             elif crash and same == 1:
                 raised = [each for each in unnamed if _is_thrown(each, crash[0])]

@@ -40,6 +40,12 @@ _OF_LAUNCHER = pattern(
 )
 # Of torch, as a rank joins its process group.
 _JOINED_STORE = pattern(r"\bto store for rank: (\d{1,6})\b|\bRank (\d{1,6}): Completed store-based barrier")
+LABEL = 160
+"""Characters of a line in which a process states its index."""
+_PROCESS_INDEX = pattern(
+    r"(?i)\b(?:(?:jax process|process[ _](?:index|id))[ :=#]{1,3}(\d{1,6})(?: ?/ ?| of |,? process_count=)(\d{1,6})"
+    r"|process (\d{1,6}) ?/ ?(\d{1,6}))\b"
+)
 _ONE_NODE = pattern(
     r"--nnodes[= ]1\b|--standalone\b|--num_(?:nodes|machines)[= ]1\b"
     r"|\b(?:nnodes|num_nodes|num_machines)[\"']? ?[=:] ?1\b"
@@ -71,6 +77,7 @@ class AttemptLog:
         self.covered = {number for _, raised in self.raised for each in raised for number in each.numbers}
         self.by_local: set[int] = set()
         self._labels = _Labels(lines)
+        self._process_index = _process_index(lines)
         self._of_others = watchdog_lines(lines)  # which a rank that they do not name did not print
         launched = any(end.by in ("torchrun", "table", "deepspeed", "spawn") for end in self.ends.processes)
         self._launched = launched or self._labels.launched or self._unnamed_by_srun(lines)
@@ -129,7 +136,7 @@ class AttemptLog:
         if line.task is not None and not self._launched:
             return line.task
         if line.local is None:
-            return None
+            return self._process_index if line.node is None else None
         named = self._labels.rank_of(line)
         if named is not None or self._labels.excludes(line.local):
             return named
@@ -293,6 +300,17 @@ def _processes(lines: Sequence[Line]) -> Iterator[tuple[str, int]]:
         joined = _JOINED.search(line.text) if line.node else None
         if joined is not None and line.node:
             yield line.node, int(joined["rank"])
+
+
+def _process_index(lines: Sequence[Line]) -> int | None:
+    """Return the index of the only process of JAX, of several, that prints its own to a log; None: none, or several.
+
+    The first one may print it alone, and the others to the same log without it.
+    """
+    stated = (each for line in lines if (each := _PROCESS_INDEX.search(line.text[:LABEL])) is not None)
+    found = {(int(each[1] or each[3]), int(each[2] or each[4])) for each in stated}
+    index, count = found.pop() if len(found) == 1 else (0, 0)
+    return index if 0 < index < count else None
 
 
 class _Labels:

@@ -17,6 +17,8 @@ from ftslurm.failures.logged_error import json_object, text_of
 from ftslurm.pattern import pattern
 
 NEARLY_ALL = 0.95
+LABELLED = 0.8
+"""Share of lines with a program's name, which is not before what follows a carriage return."""
 FEWEST = 3
 OTHERS = 2
 SAMPLE = 20
@@ -46,8 +48,11 @@ _FORMS = (
     pattern(r"[0-9a-f][0-9a-f-]{7,40} \|\|(?: |$)"),
     pattern(r"<std(?:out|err)>: ?"),
 )
+# Of a script that runs several programs; with a number it is a label.
+_OF_PROGRAM = pattern(r"(?P<name>\[[A-Za-z][A-Za-z._-]{1,40}\])(?: |$)")
 _NAMES = (
     pattern(r"(?P<name>\[(?:pod|container)/[^\]\s]{1,200}\])(?: |$)"),
+    _OF_PROGRAM,
     pattern(r"(?P<name>[A-Za-z][A-Za-z./@_-]{0,60}) *\|(?: |$)"),  # with a number it is a label
     pattern(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
     pattern(r"(?P<name>[A-Za-z(][\w./()=@-]{0,80} [A-Za-z(][\w./()=@-]{0,80}:?)(?: |$)(?! *[:|] )"),
@@ -63,6 +68,7 @@ _DETERMINED = pattern(r"(?:\[[^\]\s]{10,40}\] )?[0-9a-f]{8} (?:\[rank=(\d{1,6})\
 _PROCESS = pattern(r"\([\w.:()-]{1,80} pid=\d{1,9}[,)]")
 _DIGITS = pattern(r"\d+")
 _NAMED = pattern(r"^[A-Za-z][\w./-]{0,80} ")
+_OF_FRAME = pattern(r"[A-Za-z][\w./-]{0,80}  {2}File \"")
 _TIMED = pattern(rf"^{_TIME} ")
 NARROWEST, WIDEST = 40, 300
 """Columns of a terminal."""
@@ -168,7 +174,8 @@ def _without_name(lines: list[str]) -> list[str] | None:
         shapes: Counter[str] = Counter()
         for name, count in names.items():
             shapes[_DIGITS.sub("0", name)] += count
-        if found is None or len(names) > MOST_NAMES or any(count < FEWEST for count in shapes.values()):
+        few = any(count < FEWEST for count in shapes.values()) and form is not _OF_PROGRAM
+        if found is None or len(names) > MOST_NAMES or few:
             continue
         rests = _rests(lines, found)
         rests = _without_form(rests) or rests
@@ -192,7 +199,7 @@ def _before_all(
     Args:
         lines: all of them.
         form: the form.
-        named: whether a name may stand between it and mpirun's labels, which tell more.
+        named: whether a name may stand between it and the frames of tracebacks, or mpirun's labels, which tell more.
     """
     full = [line for line in lines if line.strip()]
     sample = full[:SAMPLE]
@@ -200,17 +207,23 @@ def _before_all(
         return None
     found = [form.match(line) for line in lines]
     rests = [line[match.end() :] for line, match in zip(lines, found, strict=True) if match and line.strip()]
-    # The first and the last line may be cut off.
-    if len(rests) < FEWEST or len(full) - len(rests) > max(OTHERS, (1 - NEARLY_ALL) * len(full)):
+    # The first and the last line may be cut off. A logger's level is not before the frames of tracebacks.
+    proved = form is _OF_PROGRAM and any(rest.startswith('  File "') for rest in rests)
+    share = LABELLED if proved else NEARLY_ALL
+    if len(rests) < FEWEST or len(full) - len(rests) > max(OTHERS, (1 - share) * len(full)):
         return None
-    rests += [_NAMED.sub("", rest, count=1) for rest in rests if "]<std" in rest] if named else []
+    # A single name is a pod's, which stays as its label; names of several forms are no nodes'.
+    names = {rest.partition(" ")[0] for rest in rests} if named else set()
+    of_nodes = len(names) > 1 and len({_DIGITS.sub("0", name) for name in names}) == 1
+    behind = (rest for rest in rests if "]<std" in rest or (of_nodes and _OF_FRAME.match(rest))) if named else ()
+    rests += [_NAMED.sub("", rest, count=1) for rest in behind]
     return found if any(_PROOF.match(_TIMED.sub("", rest, count=1)) for rest in rests) else None
 
 
 def _label(name: str) -> str:
-    """Return the name of a pod: ``[pod/train-0/pytorch]``, ``train-0 pytorch``, ``train-0:``."""
-    parts = name.strip("[]:").split("/" if name.startswith("[") else None)
-    return parts[1] if name.startswith("[") else parts[0]
+    """Return the name of a pod or a program: ``[pod/train-0/pytorch]``, ``train-0 pytorch``, ``[vllm]``."""
+    parts = name.strip("[]:").split("/" if "/" in name else None)
+    return parts[1] if name.startswith("[") and len(parts) > 1 else parts[0]
 
 
 def _without_indent(lines: list[str]) -> list[str] | None:

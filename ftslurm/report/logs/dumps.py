@@ -44,7 +44,12 @@ def places(log: AttemptLog) -> str:
     return STACKS + ", ".join(parts)
 
 
-def by_py_spy(log: AttemptLog, rank: int) -> str:
+def place_of(log: AttemptLog, rank: int) -> str:
+    """Return where a rank's main thread was, by py-spy's stack or its own faulthandler's; empty: there is none."""
+    return _by_py_spy(log, rank) or _where(log.lines_of(rank))
+
+
+def _by_py_spy(log: AttemptLog, rank: int) -> str:
     """Return the innermost frame of a rank's main thread, of which py-spy printed the stack; empty: there is none."""
     found = ""
     for i, line in enumerate(log.lines):

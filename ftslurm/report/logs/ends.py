@@ -106,8 +106,8 @@ _COMPOSE = pattern(
 _RANK_GIVEN = pattern(r"(?<![A-Z_])RANK=(\d{1,6})\b")
 # Of PBS and LSF: why they ended a job.
 _BATCH_SYSTEM = pattern(
-    r"(?:=>> )?(?P<text>PBS: job killed: (?P<pbs>walltime)?.{1,200}|TERM_(?P<lsf>RUNLIMIT"
-    r"|DEADLINE)?\w{0,30}: job killed .{1,200})"
+    r"(?:=>> )?(?P<text>(?:PBS: job killed: (?:(?P<walltime>walltime)|(?P<mem>p?v?mem) )?"
+    r"|TERM_(?:(?P<runlimit>RUNLIMIT|DEADLINE)|(?P<memlimit>MEMLIMIT|SWAP)|\w{1,30}): job killed ).{1,200})"
 )
 _DEATH_SIGNAL = pattern(
     r"Received (?:Signals\.)?(?P<signal>SIG[A-Z0-9]{2,8}|\d{1,2}) death signal"
@@ -230,7 +230,10 @@ class _Reader:
             of_memory = kind in ("cgroup", "host")
             self.kernel.append(Kernel(line.number, text.strip()[:300] if of_memory else found[0], kind))
         elif "job killed" in text and (found := _BATCH_SYSTEM.match(text)):
-            state = "TIMEOUT" if found["pbs"] or found["lsf"] else "CANCELLED"
+            if found["mem"] or found["memlimit"]:
+                self.oom.append(line.number)
+                return
+            state = "TIMEOUT" if found["walltime"] or found["runlimit"] else "CANCELLED"
             why = f"the batch system ended the job: {found['text'].strip()}"
             self.job.append(JobEnd(line.number, text, state, None, None, whole=True, why=why))
         elif (

@@ -34,10 +34,11 @@ _TASK = pattern(r" {0,6}(\d{1,6}):(?!\d\d:\d\d) ?")  # no time
 _HOST = pattern(
     r"([A-Za-z][\w-]{0,60}\d[\w-]{0,20}(?:\.[\w.-]{1,80})?|(?:\d{1,3}\.){3}\d{1,3}|(?=[a-f]*\d)[0-9a-f]{12}): "
 )
-# Of Intel MPI's patterns, and of torch_xla's launcher.
+# Of Intel MPI's patterns, of torch_xla's launcher, and of scripts that give each task's output a prefix.
 _HOST_RANK = pattern(
     r"(\[(?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5})\]:"
-    r"|(?P<ip>(?:\d{1,3}\.){3}\d{1,3}) \[(?P<index>\d{1,6})\] ?)"
+    r"|(?P<ip>(?:\d{1,3}\.){3}\d{1,3}) \[(?P<index>\d{1,6})\] ?"
+    r"|\[(?P<task>\d{1,5})[:@](?P<node>[A-Za-z][\w.-]{0,60})\]:? ?)"
 )
 _POD_NAME = pattern(r"([a-z][a-z0-9.-]{2,80}-\d{1,4}) ")  # behind a collector's time
 _OWN = pattern(
@@ -344,7 +345,7 @@ def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
     if label is _STAMP:
         return line._replace(text=text)
     if label is _HOST_RANK:
-        number, host = found["number"] or found["index"], found["host"] or found["ip"]
+        number, host = found["number"] or found["index"] or found["task"], found["host"] or found["ip"] or found["node"]
         return line._replace(text=text, task=int(number), node=host)
     if label in (_TASK, _TAG, _RANK_TAG):
         return line._replace(text=text, task=int(found[1]))

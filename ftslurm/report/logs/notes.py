@@ -11,7 +11,7 @@ from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
-from ftslurm.report.logs.dumps import by_py_spy
+from ftslurm.report.logs.dumps import place_of
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.lines import Line
 from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
@@ -34,7 +34,8 @@ _NEVER_JOINED = pattern(
     r"ranks \[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,63})\] are the lagging ranks that caused this timeout"
 )
 _EVENT_OF_FABRIC = pattern(
-    r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : \S{1,40} Got async event.{1,80})"
+    r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : (?:\S{1,40} )?(?:Got )?async (?:\w+ )?event"
+    r".{1,80})"
 )
 _OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
@@ -55,8 +56,13 @@ def notes_on(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], k
         notes.append(f"stopped from outside: {signalled.text.strip()[:200]}")
     if errors:
         notes += _on_others(log, errors, killed)
-        if (earlier := _earlier_program(finder, errors)) is not None:
-            notes.append(f"an earlier program of the job had failed: {_first_line(earlier)}{_place(earlier)}")
+        if (earlier := _earlier_program(log, finder, errors)) is not None:
+            of = (
+                "an earlier program of the job"
+                if _script(earlier.exception)
+                else f"another program ({earlier.line.node})"
+            )
+            notes.append(f"{of} had failed: {_first_line(earlier)}{_place(earlier)}")
         dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
         notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None else []
         notes += _on_directory(log, errors) + _on_fabric(log, errors)
@@ -68,16 +74,18 @@ def _on_others(log: AttemptLog, errors: Mapping[int, RankError], killed: set[int
     notes: list[str] = []
     stopped = {rank for end in log.ends.processes if end.stopped for rank in log.ranks_of(end)} - errors.keys()
     stopped |= killed
-    if stopped and len(stopped) < len(errors) and all(has_waited(error) for error in errors.values()):
-        text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
-        notes.append(f"{text}{_printed_last(log, stopped)}")
     waited = {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
     # Where the log ends before the ranks do, a watchdog may still have waited to speak.
     late = log.printed_ranks() - waited - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
     late = late if waited else set()
     if not late and waited == errors.keys():
         late = set(range(max(errors))) - errors.keys()
-    if late and len(late) * 2 <= len(errors) and not late & errors.keys():
+    is_late = bool(late) and len(late) * 2 <= len(errors) and not late & errors.keys()
+    was_awaited = bool(stopped) and len(stopped) < len(errors) and all(map(has_waited, errors.values()))
+    if was_awaited and not (is_late and late == stopped):
+        text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
+        notes.append(f"{text}{_printed_last(log, stopped)}")
+    if is_late:
         text = f"rank {ranges(late)} printed no time-out of a collective: look there first"
         notes.append(f"{text}{_printed_last(log, late)}")
     if waited and (desynced := _desynced(log)):
@@ -124,8 +132,8 @@ def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
     """Return the last line of the only one of these ranks, if it is none of progress."""
     if len(ranks) != 1:
         return ""
-    if frame := by_py_spy(log, next(iter(ranks))):
-        return f"; its stack: {frame}"
+    if place := place_of(log, next(iter(ranks))):
+        return f"; its stack: {place}"
     own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
     own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT]) and "NCCL INFO" not in line.text]
     if not own:
@@ -177,13 +185,11 @@ def _ranks(numbers: str) -> str:
 
 
 def _on_fabric(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
-    """Return what the adapters of the nodes on which NCCL's connections failed had reported by themselves."""
-    nodes = {error.node for error in errors.values() if "NET/IB" in error.message} - {None}
-    found = (_EVENT_OF_FABRIC.match(line.text) for line in log.lines) if nodes else ()
-    events = dict.fromkeys(
-        f"{each['host']}: {each['text']}" for each in found if each is not None and each["host"] in nodes
-    )
-    return list(events)[:2]
+    """Return what adapters, of any node, had reported by themselves where NCCL's connections failed."""
+    if not any(error.kind == "signal" or "NET/IB" in error.message for error in errors.values()):
+        return []
+    found = (_EVENT_OF_FABRIC.match(line.text) for line in log.lines)
+    return list(dict.fromkeys(f"{each['host']}: {each['text']}" for each in found if each is not None))[:2]
 
 
 def stalled_ranks(log: AttemptLog) -> set[int]:
@@ -206,12 +212,23 @@ def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
     return [f'rank {rank} had finished: "{text}"' for rank, text in sorted(found.items())[:2]]
 
 
-def _earlier_program(finder: Finder, errors: Mapping[int, RankError]) -> Raised | None:
-    """Return the last exception of another script than those that failed, before these; None: there is none."""
+def _earlier_program(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> Raised | None:
+    """Return the last exception of another program than those that failed, before these; None: there is none.
+
+    It began with another script, or its lines have the name of another program.
+    """
     scripts = {_script(error.exception) for error in errors.values() if error.exception is not None} - {""}
     first = min(error.order for error in errors.values())
-    before = [each for each in finder.distant if each.end < first and _script(each.exception)]
-    return before[-1] if scripts and before and _script(before[-1].exception) not in scripts else None
+    before = [each for each in finder.distant if each.end < first]
+    orders = {error.order for error in errors.values()}
+    names = {line.node for line in log.lines if line.number in orders}
+    for each in reversed(before):
+        script, name = _script(each.exception), each.line.node
+        if script:
+            return each if scripts and script not in scripts else None
+        if name is not None and None not in names and name not in names:
+            return each
+    return None
 
 
 def _script(exception: ExceptionRecord) -> str:

@@ -83,7 +83,9 @@ def pod_end(lines: Sequence[Line], i: int) -> End | None:
     found = _CODE.match(lines[i].text)
     if found is None or found[1] == "0":
         return None
-    near = (_REASON.match(line.text) for line in lines[max(0, i - NEAR) : i + NEAR])
+    # The nearest one: above it, the container's present state may have a reason of its own.
+    around = sorted(range(max(0, i - NEAR), min(len(lines), i + NEAR)), key=lambda at: abs(at - i))
+    near = (_REASON.match(lines[at].text) for at in around)
     reason = next((each[1] for each in near if each), "")
     if not reason:
         return None

@@ -24,8 +24,11 @@ UNKNOWN = -1
 """The first of the numbers of unknown ranks: each has its own negative one."""
 XIDS = 4
 LOCAL = ("localhost", "localhost.localdomain")
-# Slurm measures a step's memory and kills it by itself: the kernel and its counters have no part in it.
-_BY_SLURM = pattern(r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit")
+# Slurm, LSF and PBS measure memory and kill by themselves: the kernel and its counters have no part in it.
+_BY_SCHEDULER = pattern(
+    r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit|job killed after reaching LSF"
+    r"|PBS: job killed"
+)
 _THROWN = pattern(r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})")  # before an abort
 # Of Ray, on the task that it killed: another process raises that.
 _BY_RAY = pattern(
@@ -136,11 +139,14 @@ def oom_error(log: AttemptLog) -> RankError:
     error = record(ranks[0] if len(ranks) == 1 else UNKNOWN, "signal", "SIGKILL", number)
     error = replace(error, signal="SIGKILL", quotes=(text.strip()[:300],))
     error = with_end(error, killed[0]) if len(killed) == 1 else error
-    return replace(error, message=text.strip()[:300]) if _BY_SLURM.search(text) is not None else error
+    return replace(error, message=text.strip()[:300]) if _BY_SCHEDULER.search(text) is not None else error
 
 
 def with_memory(log: AttemptLog, error: RankError) -> RankError:
-    """Return the error with the kernel's statement on memory."""
+    """Return the error with the kernel's statement on memory, or that of what ended the job for it."""
+    ended = next((line.text.strip()[:300] for line in log.lines if line.number in log.ends.oom), "")
+    if error.signal == "SIGKILL" and _BY_SCHEDULER.search(ended) is not None:
+        return replace(error, message=ended, quotes=tuple(dict.fromkeys((*error.quotes, ended))))
     kills = [each for each in log.ends.kernel if each.kind in ("cgroup", "host")]
     killed = error.signal == "SIGKILL" or error.exit_code == 137
     killed = killed or (error.exception is not None and lost_child(error.exception))

@@ -29,6 +29,9 @@ _AGAIN = pattern(
     r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\bSLURM_RESTART_COUNT\W{0,2}[1-9]"
     r"|\brestarted by\b|\brestart (?:count|number|#)"
 )
+_SUCCESSFULLY = pattern(
+    r"(?i)\b(?:completed|finished|ended|done) successfully\b|\bsuccessfully (?:completed|finished)\b"
+)
 _TRAINED = pattern(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
 _WORKS = pattern(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")
 _STEP = pattern(r"(?i)\b(?:steps?|iter(?:ation)?s?|batch)\b\W{0,4}(\d{1,12})\b|\b(\d{1,12})/ ?\d{1,12}\b")
@@ -95,7 +98,7 @@ def ends_well(lines: Sequence[Line], *, sole: bool) -> bool:
     for line in reversed(lines[-TAIL:]):
         if line.text == GAP:
             return False
-        if says_completed(line.text) and (sole or _TRAINED.search(line.text)):
+        if says_completed(line.text) and (sole or _TRAINED.search(line.text) or _SUCCESSFULLY.search(line.text)):
             return True
         if _LAUNCHED.search(line.text) or _FITTED.search(line.text) or _METRICS.match(line.text):
             return True

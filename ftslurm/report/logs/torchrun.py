@@ -244,7 +244,7 @@ def _read(rank: _Rank, owners: frozenset[int]) -> None:
             stream == "stdout"
             and ends_well(lines, sole=True)
             and rank.error is not None
-            and rank.error.kind == "exception"
+            and (rank.error.kind == "exception" or rank.by_resort)
         ):
             rank.survived = not rank.hooked
         rank.hooked = rank.hooked or hooked

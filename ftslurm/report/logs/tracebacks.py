@@ -216,7 +216,8 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         ignored=found.ignored
         or _is_below_ignored(lines, found.first)
         or (prefix[:1].isspace() and not prefix.strip() and _WARNING.search(before[:400]) is not None)
-        or _is_of_warning([line.text for line in lines[found.end : found.end + 3]]),
+        or _is_of_warning([line.text for line in lines[found.end : found.end + 3]])
+        or _is_fenced(lines, found.first, found.end),
     )
 
 
@@ -226,6 +227,12 @@ def _is_below_ignored(lines: Sequence[Line], first: int) -> bool:
         if line.text.strip() and line.text.strip() != HEADER:
             return line.text.count("Exception ignored in") > 1
     return False
+
+
+def _is_fenced(lines: Sequence[Line], first: int, end: int) -> bool:
+    """Whether a traceback is quoted as a block of Markdown, as in the prompts of a language model."""
+    after = next((line.text for line in lines[end:] if line.text.strip()), "")
+    return first > 0 and lines[first - 1].text.lstrip().startswith("```") and after.strip() == "```"
 
 
 def _is_of_warning(after: Sequence[str]) -> bool:
