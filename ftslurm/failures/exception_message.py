@@ -49,6 +49,11 @@ _RECORD = pattern(
 )
 # Each introduces the next line, the second in place of what is not there.
 _OPEN_ENDS = (":", "<stack traces unavailable>")
+TORCH_SCRIPT = "The following operation failed in the TorchScript interpreter."
+"""Its traceback, with the source, and the error follow."""
+OF_TORCH_SCRIPT = pattern(
+    r"(?m)^(?P<type>[A-Za-z_.]{3,80}(?:Error|Exception)): (?P<message>(?!The following operation failed)\S.*)"
+)
 RELATION_LINES, PROSE_LINES = 8, 6
 _PROSE = pattern(
     r"(?!Traceback|During handling|The above|srun|slurm|INFO|WARN|ERROR|Epoch|Step)"
@@ -117,6 +122,8 @@ def _passes_traceback_on(kept: Sequence[str], line: str, *, nested: bool) -> boo
 def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
     """Return whether a line below a message in an output is its next one; ``further``: the line after that."""
     first = kept[0]
+    if first.startswith(TORCH_SCRIPT):
+        return not any(map(OF_TORCH_SCRIPT.match, kept[1:]))
     if not line.strip():
         if _GRAPH_BREAK.match(kept[min(len(kept) - 1, 1)]) and _DETAIL.match(further):
             return True

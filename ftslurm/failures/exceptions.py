@@ -7,7 +7,7 @@ a placeholder replaces what cannot be formatted.
 from __future__ import annotations
 
 from ftslurm.failures.masked import masks
-from ftslurm.records.error import ExceptionRecord, Frame
+from ftslurm.records.error import HAS_PROPERTY, ExceptionRecord, Frame
 from ftslurm.text import cut_middle
 
 TYPE_CHECKING = False
@@ -188,9 +188,23 @@ def _syntax_error_place(error: BaseException) -> tuple[Frame, ...]:
 
 def _notes(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", None)
-    if not isinstance(notes, (list, tuple)):
+    own = notes[:16] if isinstance(notes, (list, tuple)) else ()
+    return tuple(clean(note, 4000) for note in (*own, *_hidden_property(error)) if isinstance(note, str))
+
+
+def _hidden_property(error: BaseException) -> tuple[str, ...]:
+    """Return that ``__getattr__`` did not find what is a property: an AttributeError in that led to the former.
+
+    As of torch's modules, whose ``__getattr__`` then raises that there is no such attribute.
+    """
+    trace = error.__traceback__ if isinstance(error, AttributeError) else None
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name, of = getattr(error, "name", None), type(getattr(error, "obj", None))
+    if trace is None or trace.tb_frame.f_code.co_name != "__getattr__" or not isinstance(name, str):
         return ()
-    return tuple(clean(note, 4000) for note in notes[:16] if isinstance(note, str))
+    kind = next((each for each in of.__mro__ if isinstance(vars(each).get(name), property)), None)
+    return () if kind is None else (f"{kind.__name__} {HAS_PROPERTY} {name}",)
 
 
 def _members(error: BaseException) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
+from ftslurm.failures.exception_message import OF_TORCH_SCRIPT, TORCH_SCRIPT
 from ftslurm.failures.own_code import is_library
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ErrorRecord, ExceptionRecord, Frame
@@ -37,6 +38,9 @@ _COLLECTED = pattern(r"CheckpointException: CheckpointException ranks:dict_keys\
 _SPAWNED = pattern(
     r"(?:ProcessRaisedException: |Exception: (?:-- )?)Process (\d+) terminated with the following error:?$"
 )
+_SCRIPT_FRAME = pattern(
+    r"(?m)^ {2}File \"(?P<file>[^\"\n]{1,4096})\", line (?P<line>\d{1,9}), in (?P<function>.{1,200}?)$"
+)
 _USER_CODE = "\nfrom user code:"
 _RUNTIME_WORDS = pattern(
     r"gloo[/:]|TCPStore|ProcessGroup|c10d::|\bNCCL (error|version|WARN)|c10::|The (client|server) socket has"
@@ -52,6 +56,7 @@ def reason(exception: ExceptionRecord) -> ExceptionRecord:
     """
     for _ in range(_STEPS):
         inner = _behind_exit(exception) or _referred_to(exception) or _of_compiled_code(exception)
+        inner = inner or _of_torch_script(exception)
         inner = inner or _elsewhere(exception) or _masked(exception)
         if inner is None:
             break
@@ -85,6 +90,18 @@ def _of_compiled_code(exception: ExceptionRecord) -> ExceptionRecord | None:
 
     lines = place.strip("\n").split("\n\n", 1)[0].split("\n")
     return replace(exception, message=message.rstrip(), frames=(*exception.frames, *open_frames(lines)[1]))
+
+
+def _of_torch_script(exception: ExceptionRecord) -> ExceptionRecord | None:
+    """Return the error that TorchScript's interpreter passes on, with its frames, which are in the message, too."""
+    if not exception.message.startswith(TORCH_SCRIPT):
+        return None
+    error = OF_TORCH_SCRIPT.search(exception.message)
+    if error is None:
+        return None
+    found = _SCRIPT_FRAME.finditer(exception.message)
+    frames = (Frame(each["file"], int(each["line"]), each["function"]) for each in found)
+    return replace(exception, type=error["type"], message=error["message"], frames=(*exception.frames, *frames))
 
 
 def _elsewhere(exception: ExceptionRecord) -> ExceptionRecord | None:

@@ -76,7 +76,7 @@ _INFORMS = pattern(r".{0,60}?\b(?:INFO|DEBUG)\b")
 _SKIPS = pattern(r"(?i)\b(?:skipping|ignoring|continuing)\b")
 TROUBLE = pattern(
     r"\w(?:Error|Exception)\b|\b(?i:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable"
-    r"|invalid|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded)\b"
+    r"|invalid|unsupported|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded)\b"
 )
 """Words by which a line reports that something failed."""
 _COMPILER = pattern(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")

@@ -118,6 +118,8 @@ class Space:
         return self.total > 0 and self.least <= FULL * self.total
 
 
+HAS_PROPERTY = "has a property"
+"""In the recorder's own note on an AttributeError: ``Net has a property scaled``."""
 IN_LOG = "the kernel's line in the log"
 """The source of out-of-memory kills that are counted by lines of a log, beside which nothing was measured."""
 

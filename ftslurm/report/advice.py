@@ -16,6 +16,7 @@ from ftslurm.pattern import pattern
 from ftslurm.report.alike import ALL, EVERY_NODE, Alike
 from ftslurm.report.facts import Attempt, LogTail
 from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.report.object_advice import advice_on_object
 from ftslurm.text import safe, size
 
 _LOADER_CRASH = pattern(
@@ -100,15 +101,21 @@ def advice_on(
         return _exit(worker, tails, attempt)
     if name in ("cuda-oom", "host-memory"):
         return _gpu_memory(worker) if name == "cuda-oom" else _refused_memory(worker)
+    if of_object := advice_on_object(worker):
+        return of_object
     if name == "import-error":
         return _import(worker, same, attempt)
     if name in ("wrong-usage", "service-unreachable"):
         return _arguments(stderr, attempt) if name == "wrong-usage" else _service(worker)
     if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch", "nccl"):
         return _of_torch(worker, attempt)
-    if name == "missing-file" and worker.frames and worker.frames[-1].file.endswith("/shared_memory.py"):
+    return _missing_file(worker, same) if name == "missing-file" else None
+
+
+def _missing_file(worker: FailedWorker, same: Alike | None) -> str | None:
+    if worker.frames and worker.frames[-1].file.endswith("/shared_memory.py"):
         return "No process on this node has created this block of shared memory, or one has removed it."
-    if name == "missing-file" and same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
+    if same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
     return None
 

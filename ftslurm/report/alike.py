@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.failures.reason import EXIT
+from ftslurm.failures.reason import EXIT, is_code
 from ftslurm.pattern import pattern
 from ftslurm.report.collective_timeouts import BY_WATCHDOG
 from ftslurm.report.facts import UNNAMED, RoundFiles, Worker
@@ -237,7 +237,9 @@ def is_same(first: FailedWorker, other: FailedWorker) -> bool:
 def _end(worker: FailedWorker) -> tuple[object, ...]:
     """Return how it ended: after an exception, its process may have been stopped while it ended."""
     if worker.exception is not None:
-        return (worker.exception.type,)
+        exits = worker.exception.type == EXIT and is_code(worker.exception.message)
+        # Codes differ for a reason, unlike the numbers in messages.
+        return (worker.exception.type, worker.exception.message if exits else "")
     return worker.kind, worker.exit_code, worker.signal
 
 

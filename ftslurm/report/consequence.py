@@ -16,7 +16,7 @@ from ftslurm.failures.own_code import gave_up_waiting, is_library, own_frame
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import Clocks, LogTail, RoundFiles, Worker
 from ftslurm.report.failed_worker import NO_END, FailedWorker
-from ftslurm.report.reported_before import stderr_before
+from ftslurm.report.reported_before import OUTPUTS, output_before
 from ftslurm.report.root_cause import Follower
 from ftslurm.text import clip, cut_middle, ranges
 
@@ -38,6 +38,8 @@ SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _OF_PEERS = pattern(r"Connection (?:closed|reset) by peer|gloo/|ProcessGroup|\bNCCL\b")
 _OF_MEETING = ("master-name", "master-unreachable", "rendezvous-timeout")
 """Causes that a rank which was not started leaves to the others."""
+_SAYS_LITTLE = ("abort", "interrupt", "dataloader-timeout")
+"""Causes whose messages are the same whatever led to them."""
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
 _SOCKETS = ("ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 """What the program's own connections raise when the process at the other end has gone."""
@@ -146,30 +148,45 @@ def whereabouts(files: RoundFiles, found: Origin) -> list[str]:
     for rank in found.ranks[:RANKS_SHOWN]:
         where = stack_place(files, rank) if found.kind == ABSENT else ""
         lines += [f"rank {rank} was {where}"] if where else []
-        lines += stderr_end(files, rank)
+        lines += output_end(files, rank)
     return lines
 
 
-def stderr_end(files: RoundFiles, rank: int, then: int | None = None, *, of_trouble: bool = False) -> tuple[str, ...]:
-    """Return the last line of a rank's stderr, as a sentence; empty: there is none.
+def output_end(files: RoundFiles, rank: int, then: int | None = None, *, of_trouble: bool = False) -> tuple[str, ...]:
+    """Return the last line of a rank's stderr, else of its stdout, as a sentence; empty: there is none.
 
     Args:
         files: the round.
         rank: the rank.
-        then: see `stderr_before`.
+        then: see `output_before`.
         of_trouble: whether only a line counts that reports a failure, and that no other rank has.
     """
-    text = stderr_before(files, rank, then)
+    for stream in OUTPUTS:
+        text = output_before(files, rank, then, stream)
+        last = _last_of_stderr(text) if stream == "stderr" else _last_of_stdout(text)
+        if last and of_trouble:
+            from ftslurm.failures.stderr_witness import TROUBLE
+
+            others = (tail for other, tails in files.tails.items() if other != rank for tail in tails)
+            own = TROUBLE.search(last) is not None and _OF_PEERS.search(last) is None
+            last = last if own and not any(last in tail.text for tail in others) else ""
+        if last:
+            return (f'the {stream} of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"',)
+    return ()
+
+
+def _last_of_stderr(text: str) -> str:
     # A line that is indented continues a warning.
     ends = (line.rstrip() for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace())
-    last = next((line for line in ends if "Warning: " not in line), "")
-    if last and of_trouble:
-        from ftslurm.failures.stderr_witness import TROUBLE
+    return next((line for line in ends if "Warning: " not in line), "")
 
-        others = (tail for other, tails in files.tails.items() if other != rank for tail in tails)
-        own = TROUBLE.search(last) is not None and _OF_PEERS.search(last) is None
-        last = last if own and not any(last in tail.text for tail in others) else ""
-    return (f'the stderr of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"',) if last else ()
+
+def _last_of_stdout(text: str) -> str:
+    if not text.strip():
+        return ""
+    from ftslurm.failures.closing_lines import last_line
+
+    return last_line(text)
 
 
 def last_output(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequence[str]) -> list[str]:
@@ -182,7 +199,7 @@ def last_output(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequen
     stated = worker.cause.name == "exit" and worker.exit_code is None and worker.what not in ("", NO_END)
     stated = stated or (worker.cause.name == "abort" and ": " in worker.what)
     quoted = stated or {"stderr", "output"} & set(worker.evidence)
-    if quoted or not (worker.cause.silent or worker.cause.name == "abort"):
+    if quoted or not (worker.cause.silent or worker.cause.name in _SAYS_LITTLE):
         return []
     from ftslurm.failures.closing_lines import last_line, without_last
 

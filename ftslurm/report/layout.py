@@ -49,6 +49,8 @@ _SECOND_ROOM = 40  # less has no room for what raised it and for its own reason
 _SECOND = pattern(
     r"(?P<first>.*?) \((?P<second>(?:its cleanup raised|then) .*?)\)(?P<end>\)?(?:; (?:exit code \d+|then SIG\w+))?)"
 )
+# What passed another exception on says less than that.
+_PASSED_ON = pattern(r"(?<=.) \((?:BrokenProcessPool|BrokenExecutor|RemoteError|ExecutionFailed): [^\n]*\)$")
 _LONG_PATH = pattern(r"(?<![\w./:])(?:/[\w.+@=~-]{1,80}){3,40}/([\w.+@=~-]{1,120})(?![\w/])")
 _SENTENCE_ENDS = pattern(r"(?<=[a-z0-9'\"`)\]][.!;])\s+(?=[A-Z])")
 _REQUIRED_BY = pattern(r" \(required by [^()]{0,400}?([^()/]{1,120})\)")  # of the dynamic linker
@@ -83,7 +85,7 @@ def shortened(text: str, room: int) -> str:
             return f"{both['first']} ({cut_middle(both['second'], left)}){both['end']}"
         return shortened(f"{both['first']}{both['end']}", room)
     if len(text) > room:
-        text = _BEHIND.sub("", text)
+        text = _PASSED_ON.sub("", _BEHIND.sub("", text))
     for known, short in (
         (_OF_COMMAND, r"\1"),
         (_BY_NCCL, _nccl),

@@ -32,6 +32,12 @@ from ftslurm.text import cut_middle, ranges
 
 _ABOVE = pattern(r"(?i)\b(?:errors?|messages?|logs?) (?:printed )?above\b")
 _STAMP = pattern(r"^\[?\d[\d:.,T -]{6,30}\]?[ |]*")
+_KILLS = pattern(r"(?i)\b(?:kill|terminat|stop|end(?:s|ed|ing)\b|interrupt|stale|left ?over|orphan|signal|SIG[A-Z])")
+_SENT = ("SIGTERM", "SIGKILL", "SIGINT")
+LINES_OF_SENDER = 40
+"""Lines at the end of an output among which a rank says which process it ends."""
+_SHORT_OF = pattern(r"\bOOM\b|(?i:out of memory|\bnan\b|\bunsupported\b)")
+JUST_BEFORE_NS = 2 * 10**9
 QUOTED = 40
 """Characters by which a line that was printed has a message."""
 CAUGHT_LIMIT, PLACES_SHOWN, RANKS_NAMED = 120, 3, 2
@@ -74,9 +80,24 @@ def of_rank(
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
         *_others_named(files, worker),
+        *_sender(files, worker),
         *_others_reported(files, failed, worker),
         *(reported or ([] if dead else _right_above(worker, tails))),
     )
+
+
+def _sender(files: RoundFiles, worker: FailedWorker) -> list[str]:
+    """Return the line by which another rank ended the process of this one, as a program that ends what is left over."""
+    pid = next((one.pid for node in files.nodes for one in node.workers if one.rank == worker.rank), None)
+    if worker.signal not in _SENT or not pid:
+        return []
+    for rank, tails in files.tails.items():
+        lines = (line for tail in tails for line in tail.text.splitlines()[-LINES_OF_SENDER:] if rank != worker.rank)
+        for line in lines:
+            if _KILLS.search(line) and re.search(rf"(?<!\d){pid}(?!\d)", line):
+                text = cut_middle(line.strip(), CAUGHT_LIMIT)
+                return [f'rank {rank} had printed "{text}", of this rank\'s process']
+    return []
 
 
 def _dead_thread_of(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
@@ -201,13 +222,24 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
         above = native_error_before(text, worker.exception.type) or above
     line = _STAMP.sub("", above.strip())
     messages = [message_line(each.message) for each in links(worker.exception)]
-    if (
-        not line
-        or line.endswith(":")
-        or any(message and (message[:QUOTED] in line or line in message) for message in messages)
-    ):
+    said = any(message and (message[:QUOTED] in line or line in message) for message in messages)
+    if line and not line.endswith(":") and not said:
+        return [f'right above: "{cut_middle(line, CAUGHT_LIMIT)}"']
+    return [] if line else _last_of_stdout(worker, tails)
+
+
+def _last_of_stdout(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
+    """Return the last line of a rank's stdout, if it reports trouble just before the failure."""
+    from ftslurm.failures.closing_lines import GOES_ON, last_line
+    from ftslurm.failures.stderr_witness import TROUBLE
+
+    own = next((tail for tail in tails if tail.stream == "stdout" and tail.text.strip()), None)
+    if own is None or not own.written_ns or not worker.time_ns or worker.time_ns - own.written_ns > JUST_BEFORE_NS:
         return []
-    return [f'right above: "{cut_middle(line, CAUGHT_LIMIT)}"']
+    line = last_line(own.text)
+    of_trouble = TROUBLE.search(line) or GOES_ON.search(line) or _SHORT_OF.search(line)
+    known = worker.exception is not None and any(line in each.message for each in links(worker.exception))
+    return [f'its stdout ends with "{cut_middle(line, CAUGHT_LIMIT)}"'] if line and of_trouble and not known else []
 
 
 def _place(exception: ExceptionRecord) -> str:

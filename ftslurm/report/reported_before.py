@@ -117,15 +117,19 @@ def behind_common(failed: Sequence[FailedWorker], tails: Mapping[int, Sequence[L
     return replace(one, exception=why, frames=why.frames, traceback=None, exit_code=None, what=why.type)
 
 
-def stderr_before(files: RoundFiles, rank: int, then: int | None) -> str:
-    """Return the end of a rank's stderr; empty if ftslurm stopped the rank, which has printed that since.
+OUTPUTS = ("stderr", "stdout")
+
+
+def output_before(files: RoundFiles, rank: int, then: int | None, stream: str = "stderr") -> str:
+    """Return the end of a rank's output; empty if ftslurm stopped the rank, which has printed that since.
 
     Args:
         files: the round.
         rank: the rank.
         then: when the failure was noticed (ns), because of which it was stopped; None: unknown.
+        stream: "stderr" or "stdout".
     """
-    own = next((tail for tail in files.tails.get(rank, ()) if tail.stream == "stderr"), None)
+    own = next((tail for tail in files.tails.get(rank, ()) if tail.stream == stream), None)
     if own is None:
         return ""
     stopped = any(one.rank == rank and one.stopped_by_ftslurm for node in files.nodes for one in node.workers)
@@ -133,14 +137,18 @@ def stderr_before(files: RoundFiles, rank: int, then: int | None) -> str:
 
 
 def traceback_at_end(files: RoundFiles, rank: int, then: int | None) -> tuple[str, ...]:
-    """Return the traceback with which the stderr of a rank ends that did not end by it, as a sentence; empty: none.
+    """Return the traceback with which an output of a rank ends that did not end by it, as a sentence; empty: none.
 
     Args:
         files: the round.
         rank: the rank.
-        then: see `stderr_before`.
+        then: see `output_before`.
     """
-    text = stderr_before(files, rank, then)
+    found = (_traceback_at_end(files, rank, stream, output_before(files, rank, then, stream)) for stream in OUTPUTS)
+    return next((text for text in found if text), ())
+
+
+def _traceback_at_end(files: RoundFiles, rank: int, stream: str, text: str) -> tuple[str, ...]:
     if HEADER not in text:
         return ()
     from ftslurm.failures.stderr_witness import TRACEBACK, witness
@@ -154,7 +162,7 @@ def traceback_at_end(files: RoundFiles, rank: int, then: int | None) -> tuple[st
     if any(found.text in tail.text for other, tails in files.tails.items() if other != rank for tail in tails):
         return ()  # others went on after it
     place = f" at {short_place(found.frames[-1])}" if found.frames else ""
-    return (f"the stderr of rank {rank} ends with a traceback: {found.text}{place}",)
+    return (f"the {stream} of rank {rank} ends with a traceback: {found.text}{place}",)
 
 
 def dead_thread(rank: int, tail: LogTail) -> str:

@@ -147,6 +147,8 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
     ran = [worker.rank for worker in stopped if worker.rank not in failed][:BYSTANDERS_READ]
     # What they printed may be why the first one failed, which they served.
     chosen += [Output(each, ("stderr",)) for each in ran if found and found[0].raised]
+    # Or one of them ended it.
+    chosen += [Output(each, ("stderr", "stdout")) for each in ran if found and found[0].end[1] is not None]
     hang = hang_of(snapshot, files.number)
     if hang is not None or (files.stacks and not _lost_peers(snapshot, files.number)):
         suspects = _suspects(files, hang)
@@ -155,8 +157,9 @@ def outputs(snapshot: Snapshot, clocks: Clocks, files: RoundFiles, *, every: boo
         peer = next((worker.rank for worker in workers if worker.rank not in suspects), None)
         chosen += [] if peer is None else [Output(peer, ("stderr",))]
     elif _lost_peers(snapshot, files.number) or (firsts and all(str(kind[0]).startswith(SIMILAR) for kind in firsts)):
-        # Of the ranks that the others waited for, the end of stderr may show why.
-        chosen = [Output(each, ("stderr",)) for each in [*finished(files)[:BYSTANDERS_READ], *ran]] + chosen
+        # Of the ranks that the others waited for, the end of their output may show why.
+        left = [Output(each, ("stderr", "stdout")) for each in finished(files)[:BYSTANDERS_READ]]
+        chosen = [*left, *(Output(each, ("stderr",)) for each in ran), *chosen]
     if found and _is_of_store(found[0]):
         # Those that it waited for have perhaps tried to come to another place.
         others = [worker.rank for worker in workers if worker.rank not in failed]

@@ -421,7 +421,7 @@ def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | No
     from ftslurm.report.standstill import standstill
 
     suspects = [rank for group in found.suspects for rank in group.ranks]
-    ends = consequence.stderr_end(files, suspects[0], of_trouble=True) if len(suspects) == 1 else ()
+    ends = consequence.output_end(files, suspects[0], of_trouble=True) if len(suspects) == 1 else ()
     more = (dead_threads(files, found), *ends, finished_ranks(found))
     remark = "; ".join(part for part in more if part)
     if records is not None:

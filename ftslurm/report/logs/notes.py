@@ -37,6 +37,10 @@ _EVENT_OF_FABRIC = pattern(
     r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : (?:\S{1,40} )?(?:Got )?async (?:\w+ )?event"
     r".{1,80})"
 )
+_NO_COMMAND = pattern(
+    r"(?:^|/)(?P<script>[\w.-]{1,80}): line (?P<line>\d{1,6}): (?P<option>--?[A-Za-z][\w-]{0,60}).{0,80}"
+    r": command not found$"
+)
 _OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
@@ -66,7 +70,7 @@ def notes_on(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], k
         dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
         notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None else []
         notes += _on_directory(log, errors) + _on_fabric(log, errors)
-    return notes + _on_survived(log, finder, errors)
+    return notes + _on_broken_lines(log) + _on_survived(log, finder, errors)
 
 
 def _on_others(log: AttemptLog, errors: Mapping[int, RankError], killed: set[int]) -> list[str]:
@@ -109,6 +113,17 @@ def _on_directory(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]
         return []
     where = f": it ran in {moved['to']}" if moved["to"] else ""
     return [f"the working directory {moved['dir']} could not be entered ({moved['why']}){where}"]
+
+
+def _on_broken_lines(log: AttemptLog) -> list[str]:
+    """Return that the shell took an option for a command, if it did: its line is no continuation of that before it."""
+    found = next((found for line in log.lines if (found := _NO_COMMAND.search(line.text)) is not None), None)
+    if found is None:
+        return []
+    return [
+        f"the shell took {found['option']} in line {found['line']} of {found['script']} for a command: the line before"
+        " it must end with a backslash, and nothing behind that"
+    ]
 
 
 def _on_survived(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> list[str]:

@@ -6,7 +6,7 @@ progress.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from statistics import median
@@ -15,16 +15,18 @@ from ftslurm.pattern import pattern
 from ftslurm.report.logs.end import JobEnd
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath, is_by_slurm
-from ftslurm.report.logs.success import works
+from ftslurm.report.logs.success import step_of, works
 from ftslurm.report.logs.tracebacks import names_rank
 from ftslurm.report.wording import SILENT
-from ftslurm.text import cut_middle, duration
+from ftslurm.text import cut_middle, duration, ranges
 
 LEAST = timedelta(seconds=60)
 FACTOR = 20
 """Times the usual interval between lines after which silence means something."""
 FEWEST, RECENT = 2, 200
 LINE_LIMIT = 100
+FEW_BEHIND = 3
+"""Of at least so many times as many ranks, those that are behind are an exception."""
 _TIME = pattern(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)\b")
 _DIGITS = pattern(r"\d+")
 _BEGINS = 40
@@ -69,7 +71,7 @@ def _parsed(text: str, day: str) -> datetime | None:
 def _waiting(lines: Sequence[Line]) -> str:
     """Return the last line of the only rank whose last line is none of progress, or of the one that printed last.
 
-    Empty: there is none.
+    Else which ranks are behind the others; empty: that is not known.
     """
     last: dict[int, Line] = {}
     for line in lines:
@@ -84,8 +86,19 @@ def _waiting(lines: Sequence[Line]) -> str:
     if len(other) > 1 and final is not None and not works(final.text) and forms.count(forms[-1]) == 1:
         other = [rank for rank, line in last.items() if line is final]
     if len(other) != 1 or len(last) < 2:
-        return ""
+        return _behind(last)
     return f'; rank {other[0]} had printed last: "{_bare(last[other[0]])}"'
+
+
+def _behind(last: Mapping[int, Line]) -> str:
+    """Return the few ranks whose last step is an earlier one than that of all others; empty: there are none."""
+    steps = {rank: step for rank, line in last.items() if (step := step_of(line.text)) is not None}
+    newest = max(steps.values(), default=0)
+    behind = {rank: step for rank, step in steps.items() if step < newest}
+    if len(steps) < len(last) or not behind or FEW_BEHIND * len(behind) > len(last):
+        return ""
+    named = f"rank{'s' if len(behind) > 1 else ''} {ranges(behind)}"
+    return f"; {named} had printed no step {newest}, but all the others had"
 
 
 def _bare(line: Line) -> str:
