@@ -542,3 +542,43 @@ def test_a_generator_whose_iterator_ended_is_shown_at_its_own_line() -> None:
         "RuntimeError", "", "generator raised StopIteration", frames=(Frame("train.py", 15, "<module>"),), cause=ended
     )
     assert [frame.place for frame in reason(outer).frames] == ["train.py:15 in <module>", "data.py:9 in pack"]
+
+
+SCRIPTED = """The following operation failed in the TorchScript interpreter.
+Traceback of TorchScript (most recent call last):
+RuntimeError: The following operation failed in the TorchScript interpreter.
+Traceback of TorchScript (most recent call last):
+  File "/w/model.py", line 16, in <forward op>
+        return fuse(h, side, 0.5)
+               ~~~~ <--- HERE
+  File "/w/model.py", line 6, in fuse
+def fuse(a: torch.Tensor, b: torch.Tensor, gate: float) -> torch.Tensor:
+    return a * gate + b
+           ~~~~~~~~~~~~ <--- HERE
+RuntimeError: The size of tensor a (6) must match the size of tensor b (5) at non-singleton dimension 1
+"""
+
+
+def test_an_error_in_torchscript_is_judged_with_its_own_message_and_place() -> None:
+    def fails() -> None:
+        raise RuntimeError(SCRIPTED)
+
+    found = reason(record(fails))
+    assert found.message.startswith("The size of tensor a (6) must match")
+    assert found.frames[-1].place == "/w/model.py:6 in fuse"
+
+
+class Module:
+    """As torch's, whose ``__getattr__`` takes the place of what a property raised."""
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    @property
+    def scaled(self) -> object:
+        return self.factor
+
+
+@pytest.mark.parametrize(("name", "notes"), [("scaled", ("Module has a property scaled",)), ("missing", ())])
+def test_the_recorder_notes_a_property_whose_own_error_is_hidden(name: str, notes: tuple[str, ...]) -> None:
+    assert record(lambda: getattr(Module(), name)).notes == notes

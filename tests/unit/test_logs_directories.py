@@ -128,6 +128,7 @@ OOM = """[rank6]: Traceback (most recent call last):
 LAUNCH = """srun: error: Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation
 srun: error: Application launch failed: Socket timed out on send/recv operation
 """
+NOT_AT_ONCE = "n1:10{r}:200 [{r}] NCCL WARN socketStartConnect: Connect to 10.0.0.3<401> failed : refused, retrying\n"
 DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
     "the kernel killed a loader's worker": (
         {"slurm-90.out": "[rank5]: step 1\n" + NO_WORKER, "dmesg-gn07.txt": KILLED},
@@ -248,6 +249,25 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
     "kubectl describes pods in a file of any name": (
         {"job-master-0.log": "step 1\n" + REMOTE_LOST, "job-worker-0.log": "step 1\n", "pods.txt": DESCRIBED},
         "some rank on job-worker-0: killed by the kernel: its memory limit was reached",
+    ),
+    "a container that was killed for memory waits for its next start": (
+        {
+            "job-master-0.log": "step 1\n" + REMOTE_LOST,
+            "job-worker-0.log": "step 1\n",
+            "pods.txt": DESCRIBED.replace(
+                "    State: ", "    State:          Waiting\n      Reason:       CrashLoopBackOff\n    Last State: "
+            ),
+        },
+        "some rank on job-worker-0: killed by the kernel: its memory limit was reached",
+    ),
+    "ranks that say on stdout that they have finished": (
+        {
+            "none_abcdefgh/attempt_0/0/stderr.log": NOT_AT_ONCE.format(r=0),
+            "none_abcdefgh/attempt_0/0/stdout.log": f"{STEPS}rank 0 finished cleanly\n",
+            "none_abcdefgh/attempt_0/1/stderr.log": NOT_AT_ONCE.format(r=1),
+            "none_abcdefgh/attempt_0/1/stdout.log": f"{STEPS}rank 1 finished cleanly\n",
+        },
+        "no failure found",
     ),
     "a launcher waited for one that its node does not have": (
         {

@@ -189,3 +189,32 @@ def test_of_a_script_that_ended_itself_without_output_the_place_is_all_there_is(
         cause_and_text(run.fail(2, SystemExit(7), exit_code=7))[0]["advice"]
         == "It printed nothing: see the condition at that line."
     )
+
+
+PICKLED = (
+    ("/w/train.py", 6, "load_backbone"),
+    ("/v/lib/python3.11/site-packages/torch/serialization.py", 1525, "load"),
+    ("/v/lib/python3.11/site-packages/torch/serialization.py", 2109, "find_class"),
+)
+
+
+def test_a_module_that_the_objects_of_a_file_need_is_no_matter_of_the_environment(run: RunBuilder) -> None:
+    error = ModuleNotFoundError("No module named 'legacy_models'")
+    advice = cause_and_text(run.fail(2, error, frames=PICKLED))[0]["advice"]
+    assert advice.startswith("The file holds objects of that module, not only tensors")
+
+
+def test_an_exception_of_another_process_that_cannot_be_unpickled_is_explained(run: RunBuilder) -> None:
+    error = TypeError("TokenizeError.__init__() missing 1 required positional argument: 'line'")
+    frames = (("/w/train.py", 26, "main"), ("/usr/lib/python3.11/multiprocessing/connection.py", 251, "recv"))
+    advice = cause_and_text(run.fail(2, error, frames=frames))[0]["advice"]
+    assert advice.startswith("This exception's class cannot be unpickled here")
+
+
+def test_a_property_whose_error_is_hidden_is_named(run: RunBuilder) -> None:
+    run.fail(2, AttributeError("'Net' object has no attribute 'scaled'"))
+    recorded = run.errors[1, 2]
+    assert recorded.exception is not None
+    run.errors[1, 2] = replace(recorded, exception=replace(recorded.exception, notes=("Net has a property scaled",)))
+    advice = cause_and_text(run)[0]["advice"]
+    assert advice.startswith("Net has a property scaled, in which an AttributeError was raised")

@@ -427,3 +427,11 @@ def test_the_lines_about_collectives_keep_within_the_width(tmp_path: Path) -> No
     far = [entry(118, "gloo:" + "y" * 150, process_group=("g" * 150, "d" * 150), retired=False)]
     _, text = report_and_text(hung(tmp_path, dict.fromkeys(range(4), REDUCE), {0: long, 1: long, 2: far, 3: long}))
     assert max(len(line) for line in text.splitlines() if "File " not in line) <= 80
+
+
+def test_a_traceback_that_the_rank_that_left_had_logged_to_stdout_is_shown(tmp_path: Path) -> None:
+    logged = 'Traceback (most recent call last):\n  File "/w/eval.py", line 11, in metrics\nTypeError: no metrics\n'
+    run = timed_out(tmp_path, None, finish=True).log(2, f"[ERROR] evaluation failed, stopping\n{logged}", "stdout")
+    assert "the stdout of rank 2 ends with a traceback: TypeError: no metrics at eval.py:11" in " ".join(
+        report_and_text(run)[1].split()
+    )

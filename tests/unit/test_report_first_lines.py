@@ -287,3 +287,10 @@ def test_a_path_of_windows_is_shortened_as_any_other(tmp_path: Path) -> None:
     frames = [("C:\\Users\\User\\Downloads\\SD\\kohya_ss\\library\\train_util.py", 3860, "_load_target_model_of_it")]
     run = RunBuilder(tmp_path).round().fail(1, OSError("no model of this name " * 5), frames=frames)
     assert "at .../library/train_util.py:3860 in" in first_lines(run.stop())
+
+
+def test_ranks_that_ended_with_different_exit_codes_did_not_fail_alike(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round()
+    run.fail(1, SystemExit(17), exit_code=17, log="fatal error, see logs/rank1.log\n")
+    run.fail(0, SystemExit(1), exit_code=1, after_s=0.1, log="fatal error, see logs/rank0.log\n")
+    assert "FAILED: rank 1 on n1: exit code 17" in first_lines(run.stop())

@@ -245,3 +245,30 @@ def test_ranks_whose_record_could_not_be_written_failed_alike_by_their_output(tm
     run = RunBuilder(tmp_path, nodes=2, nproc=1).round().fail(0, exit_code=1, record=False, log=log.format(41))
     report, _ = report_of(run.log(1, log.format(52)).stop())
     assert report["alike"]["subject"] == "both ranks"
+
+
+def test_the_last_line_of_stdout_is_quoted_beside_an_interrupt_which_has_no_reason_itself(tmp_path: Path) -> None:
+    line = "plateau: loss has not improved for 20 steps, stopping"
+    run = RunBuilder(tmp_path, nodes=2).round().log(1, f"{line}\n", "stdout").fail(1, KeyboardInterrupt())
+    assert f'its stdout ends with "{line}"' in report_of(run.stop())[1]
+
+
+@pytest.mark.parametrize(("last", "quoted"), [("OOM at micro batch 1, retrying with 0", True), ("batch 3 read", False)])
+def test_trouble_that_a_rank_printed_to_stdout_just_before_it_failed_is_quoted(
+    tmp_path: Path, last: str, quoted: bool
+) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(1, f"{last}\n", "stdout")
+    _, text = report_of(run.fail(1, RuntimeError("batch 3 does not fit"), after_s=0.1, log=BY_HOOK).stop())
+    assert (f'its stdout ends with "{last}"' in text) is quoted
+
+
+def test_trouble_of_long_before_is_not_quoted(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(1, "OOM at micro batch 1, retrying with 0\n", "stdout")
+    assert "its stdout ends" not in report_of(run.fail(1, RuntimeError("x"), after_s=60, log=BY_HOOK).stop())[1]
+
+
+@pytest.mark.parametrize(("pid", "named"), [(1001, True), (10011, False)])
+def test_the_rank_that_ended_another_ones_process_is_named(tmp_path: Path, pid: int, named: bool) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(0, f"killing stale trainer pid {pid}\n", "stdout")
+    _, text = report_of(run.fail(1, signal="SIGTERM", record=False).stop())
+    assert (f'rank 0 had printed "killing stale trainer pid {pid}", of this rank\'s process' in text) is named
