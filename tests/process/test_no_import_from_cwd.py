@@ -102,20 +102,16 @@ def test_what_is_run_as_a_module_imports_nothing_from_the_current_directory(trap
 
 def test_python_m_ftslurm_does_not_search_the_current_directory(tmp_path: Path) -> None:
     """By then, Python itself has searched it for what runpy imports."""
+    here, program = tmp_path / "here", tmp_path / "train.py"
+    here.mkdir()
     for name in ("numbers", "decimal", "json", "argparse", "filelock", "shutil"):
-        (tmp_path / f"{name}.py").write_text(TRAP)
-    (tmp_path / "train.py").write_text(PROGRAM)
+        (here / f"{name}.py").write_text(TRAP)
+    program.write_text(PROGRAM)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSLURM", "PYTHON"))}
     environment.update(SPRUNG=str(tmp_path / "sprung"), PYTHONPATH=str(Path(__file__).parents[2]))
-    for command in (("run", "--rdzv-id", "r", "--local-nodes", "1", "--nproc-per-node", "1"), ("report", "r")):
-        program = ("train.py",) if command[0] == "run" else ()
-        done = subprocess.run(
-            [sys.executable, "-m", "ftslurm", *command, *program],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert "a defect of ftslurm" not in done.stderr
+    run = ("run", "--rdzv-id", "r", "--local-nodes", "1", "--nproc-per-node", "1", str(program))
+    for arguments in (run, ("report", "r")):
+        command = [sys.executable, "-m", "ftslurm", *arguments]
+        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
     assert not (tmp_path / "sprung").exists()
