@@ -15,20 +15,18 @@ from ftslurm.failures.abort_message import abort_message
 from ftslurm.failures.closing_lines import (
     AFTERMATH,
     ENDS,
-    GOES_ON,
     OF_LOG,
     STEP,
     goes_on_without,
     is_summary,
-    last_line,
     output_lines,
-    went_on,
 )
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.foreign_reason import LINES as FOREIGN
 from ftslurm.failures.foreign_reason import foreign_reason
+from ftslurm.failures.lines_above import COMPILER_LINES, FEW_LINES, WARNING, has_type
 from ftslurm.failures.logged_error import GLOG, RANK_PREFIX, json_exception, logged_error
-from ftslurm.failures.reason import EXIT, by_distributed, is_code, links, reason
+from ftslurm.failures.reason import EXIT, by_distributed, is_code, reason
 from ftslurm.failures.stated_lines import stated_in
 from ftslurm.failures.traceback_text import Traceback, tracebacks
 from ftslurm.pattern import pattern
@@ -37,7 +35,6 @@ from ftslurm.text import cut_middle
 
 TEXT_LIMIT = 500  # characters of the line
 CLOSING_LINES = 10  # after the reason, of the program's own end
-FEW_LINES, COMPILER_LINES = 4, 12
 DUMP_LINES = 200
 MESSAGE_LINES = 40  # of an exception's text, which need not be indented
 TRACEBACK, RUNTIME, LOGGED, CHILD = "traceback", "runtime", "logged", "child"
@@ -74,20 +71,7 @@ _CLOSING = pattern(
 # Of a logger, below its level ERROR.
 _INFORMS = pattern(r".{0,60}?\b(?:INFO|DEBUG)\b")
 _SKIPS = pattern(r"(?i)\b(?:skipping|ignoring|continuing)\b")
-TROUBLE = pattern(
-    r"\w(?:Error|Exception)\b|\b(?i:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable"
-    r"|invalid|unsupported|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded)\b"
-)
-"""Words by which a line reports that something failed."""
-_COMPILER = pattern(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
 _CONTINUES = pattern(r"[^a-z]")  # a message's further lines are sentences, or indented
-_WARNING = pattern(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
-_CODE_ONLY = pattern(r"(?i)\b(?:code|status) \(?-?\d+\b")
-# Of glog and of absl.
-_GLOG_ERROR = pattern(
-    r"(?:^|\s)E(?:\d{4} [\d:.]{8,16} +\d+| external/\S{1,300}|) ?\S{1,200}:\d{1,6}\] "
-    r"(?P<text>\S.{10,400}?)(?=\.\s+[A-Z]|$)"
-)
 _DIGITS = pattern(r"\d+")
 _RUNTIME = pattern(
     r"terminate called|libc\+\+abi|(free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): |double free"
@@ -116,7 +100,7 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
     found = tracebacks(lines)
     end = len(lines)
     if before:
-        own = next((each for each in reversed(found) if _has(each.exception, before)), None)
+        own = next((each for each in reversed(found) if has_type(each.exception, before)), None)
         end = own.first if own is not None else end
     foreign = foreign_reason([RANK_PREFIX.sub("", line) for line in lines[max(0, end - FOREIGN) : end]])
     if foreign is not None and not before:
@@ -128,67 +112,6 @@ def witness(text: str, *, apart_from: Collection[str] = (), before: str = "") ->
     search = _Search(lines, found, frozenset(line.strip() for line in apart_from if line.strip()))
     last = search.from_end(end)
     return (search.by_hook(end) if last is None or last.kind == LOGGED else None) or last
-
-
-def _has(exception: ExceptionRecord, name: str) -> bool:
-    """Return whether an exception, one behind it, or one that its message passes on is of that type."""
-    return any(each.type == name or f"{name}: " in each.message for each in links(exception))
-
-
-def line_before(text: str, exception: str) -> str:
-    """Return the last line above the traceback of an exception of that type; empty if it reports no trouble."""
-    lines = output_lines(text)
-    own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
-    above = lines[: own.first] if own is not None else []
-    while above and (is_summary(above[-1]) or not above[-1].strip()):
-        above.pop()
-    line = last_line("\n".join(above))
-    return "" if went_on(line) or AFTERMATH.match(line) else line
-
-
-def error_before(text: str, exception: str, *, mild: bool = False) -> str:
-    """Return the first of the few lines right above such a traceback that are errors by their words; empty: none.
-
-    What a chain of programs prints last is often only the exit code of the one before.
-
-    Args:
-        text: the end of an output.
-        exception: the type of the exception.
-        mild: whether a logger's warning counts, too.
-    """
-    lines = output_lines(text)
-    own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
-    if own is None:
-        return ""
-    above = lines[max(0, own.first - COMPILER_LINES) : own.first]
-    by_compiler = next((line for line in above if _COMPILER.match(line)), None)
-    if by_compiler is not None:
-        return by_compiler
-    found: list[str] = []
-    for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
-        if not line.strip() or (not found and AFTERMATH.match(RANK_PREFIX.sub("", line))):
-            continue
-        known = OF_LOG.match(line) and not (mild and _WARNING.match(line))
-        if not TROUBLE.search(line) or known or GOES_ON.search(line) or AFTERMATH.match(line):
-            break
-        found.insert(0, line)
-    return next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")
-
-
-def native_error_before(text: str, exception: str) -> str:
-    """Return the first sentence of the last error in glog's form above such a traceback; empty: none.
-
-    Native libraries log so what their exception only refers to.
-
-    Args:
-        text: the end of an output.
-        exception: the type of the exception.
-    """
-    lines = output_lines(text)
-    own = next((each for each in reversed(tracebacks(lines)) if _has(each.exception, exception)), None)
-    above = lines[max(0, own.first - COMPILER_LINES) : own.first] if own is not None else []
-    found = (_GLOG_ERROR.search(line) for line in reversed(above))
-    return next((each["text"] for each in found if each is not None), "")
 
 
 def dead_threads(text: str) -> list[Witness]:
@@ -269,7 +192,7 @@ class _Search:
         above = self.lines[last.first - 1] if last.first else ""
         if logged_error(above) is not None and _SKIPS.search(above):
             return True
-        return closing > 0 and (goes_on_without(above) or _WARNING.match(above) is not None)
+        return closing > 0 and (goes_on_without(above) or WARNING.match(above) is not None)
 
     def _first_of_ranks(self, last: Traceback, earlier: Sequence[Traceback]) -> Traceback:
         """Return the failure that a rank's broken connection follows from, of ranks that wrote to the same output."""

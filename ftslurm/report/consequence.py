@@ -165,7 +165,7 @@ def output_end(files: RoundFiles, rank: int, then: int | None = None, *, of_trou
         text = output_before(files, rank, then, stream)
         last = _last_of_stderr(text) if stream == "stderr" else _last_of_stdout(text)
         if last and of_trouble:
-            from ftslurm.failures.stderr_witness import TROUBLE
+            from ftslurm.failures.lines_above import TROUBLE
 
             others = (tail for other, tails in files.tails.items() if other != rank for tail in tails)
             own = TROUBLE.search(last) is not None and _OF_PEERS.search(last) is None

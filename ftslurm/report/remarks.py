@@ -215,7 +215,7 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     judged = worker.cause.cascade or {"stderr", "output"} & set(worker.evidence)
     if worker.exception is None or judged or HEADER not in text:
         return []
-    from ftslurm.failures.stderr_witness import error_before, native_error_before
+    from ftslurm.failures.lines_above import error_before, native_error_before
 
     above = error_before(text, worker.exception.type, mild=True)
     if _ABOVE.search(worker.exception.message):
@@ -231,7 +231,7 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
 def _last_of_stdout(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     """Return the last line of a rank's stdout, if it reports trouble just before the failure."""
     from ftslurm.failures.closing_lines import GOES_ON, last_line
-    from ftslurm.failures.stderr_witness import TROUBLE
+    from ftslurm.failures.lines_above import TROUBLE
 
     own = next((tail for tail in tails if tail.stream == "stdout" and tail.text.strip()), None)
     if own is None or not own.written_ns or not worker.time_ns or worker.time_ns - own.written_ns > JUST_BEFORE_NS:

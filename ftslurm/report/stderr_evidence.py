@@ -242,7 +242,8 @@ def _of_interrupt(stderr: str) -> OutputEvidence | None:
 
     Or the last line before the traceback if it speaks of an interruption: a watchdog of the program's own.
     """
-    from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, Witness, line_before, witness
+    from ftslurm.failures.lines_above import line_before
+    from ftslurm.failures.stderr_witness import LOGGED, TRACEBACK, Witness, witness
 
     before = witness(stderr, before="KeyboardInterrupt") if "KeyboardInterrupt" in stderr else None
     if before is not None and before.kind == TRACEBACK and before.exception is not None:
@@ -284,7 +285,8 @@ def _of_loader(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None
 def _of_child(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None:
     """Return why a child process failed: from what the exception has of its output, else from the rank's own."""
     from ftslurm.failures.closing_lines import is_summary, output_lines
-    from ftslurm.failures.stderr_witness import LOGGED, Witness, error_before, line_before, witness
+    from ftslurm.failures.lines_above import error_before, line_before
+    from ftslurm.failures.stderr_witness import LOGGED, Witness, witness
 
     found = _of_compiler(exception.output or exception.message)
     if found is None:

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from ftslurm.failures.closing_lines import ends_in_flood, last_line, without_floods
-from ftslurm.failures.stderr_witness import dead_threads, line_before, logged_error, witness
+from ftslurm.failures.lines_above import line_before
+from ftslurm.failures.stderr_witness import dead_threads, logged_error, witness
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/train.py", line 7, in step
