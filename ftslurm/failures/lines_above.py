@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ftslurm.failures.closing_lines import (
     AFTERMATH,
     GOES_ON,
@@ -17,12 +19,15 @@ from ftslurm.failures.traceback_text import tracebacks
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 
-FEW_LINES, COMPILER_LINES = 4, 12
+FEW_LINES, COMPILER_LINES, SAME_LINES = 4, 12, 40
 TROUBLE = pattern(
     r"\w(?:Error|Exception)\b|\b(?i:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable"
     r"|invalid|unsupported|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded)\b"
 )
 """Words by which a line reports that something failed."""
+_GIVES_UP = pattern(r"(?i)\b(?:giving|gave) up\b|\bfall(?:ing|s)? ?back\b")
+_SKIPS = pattern(r"(?i)\b(?:skip\w*|ignor\w*|drop\w*|retry\w*)\b.*: \S.{8}")
+_DIGITS = pattern(r"\d+")
 _COMPILER = pattern(r"\S{1,300}:\d{1,7}(?::\d{1,5})?: (?:fatal )?error: \S|nvcc (?:fatal|error) *: \S")
 WARNING = pattern(r"(?:\S{1,40} ){0,4}\W?WARN(?:ING)?\b")
 _CODE_ONLY = pattern(r"(?i)\b(?:code|status) \(?-?\d+\b")
@@ -69,13 +74,25 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
         return by_compiler
     found: list[str] = []
     for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
-        if not line.strip() or (not found and AFTERMATH.match(RANK_PREFIX.sub("", line))):
+        aftermath = AFTERMATH.match(RANK_PREFIX.sub("", line))
+        if not line.strip() or (not found and aftermath):
             continue
         known = OF_LOG.match(line) and not (mild and WARNING.match(line))
-        if not TROUBLE.search(line) or known or GOES_ON.search(line) or AFTERMATH.match(line):
+        if not TROUBLE.search(line) or known or GOES_ON.search(line) or aftermath:
             break
         found.insert(0, line)
-    return next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")
+    own_reason = next((line for line in found if not _CODE_ONLY.search(line)), found[0] if found else "")
+    return own_reason or (_given_up(lines[: own.first]) if mild else "")
+
+
+def _given_up(above: Sequence[str]) -> str:
+    """Return the line above a traceback by which the program gave up something, or skipped the same several times."""
+    last = next((line for line in reversed(above[-FEW_LINES:]) if line.strip()), "")
+    if _GIVES_UP.search(last):
+        return last
+    form = _DIGITS.sub("#", last)
+    alike = sum(_DIGITS.sub("#", line) == form for line in above[-SAME_LINES:])
+    return last if alike >= FEW_LINES and _SKIPS.search(last) else ""
 
 
 def native_error_before(text: str, exception: str) -> str:

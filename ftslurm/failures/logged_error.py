@@ -36,6 +36,8 @@ _PLACE = pattern(
     r"|rank[= ]\d+\]?:? |on proc \d+: )?"
 )
 _LMOD = pattern(r"Lmod has detected the following error: +(?P<text>\S.*)")
+NESTED = 3
+"""Levels of a structured logger's object in which a traceback may be."""
 
 
 def logged_error(line: str) -> str | None:
@@ -74,9 +76,20 @@ def json_exception(line: str) -> ExceptionRecord | None:
     """Return the exception whose traceback is a value in a line of a structured logger; None: there is none."""
     bare = RANK_PREFIX.sub("", line[:LINE_LIMIT]).strip()
     value = json_object(bare) if HEADER in bare else None
-    texts = [each for each in (value or {}).values() if isinstance(each, str) and HEADER in each]
+    texts = traceback_texts(value or {})
     found = tracebacks(texts[0].split("\n"), whole=True) if texts else []
     return found[-1].exception if found else None
+
+
+def traceback_texts(value: object, depth: int = NESTED) -> list[str]:
+    """Return the tracebacks in an object of a structured logger: texts, or lists of lines, in it or in inner ones."""
+    if isinstance(value, str):
+        return [value] if HEADER in value else []
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        text = "".join(each if each.endswith("\n") else f"{each}\n" for each in value)
+        return [text] if HEADER in text else []
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in traceback_texts(each, depth - 1)] if depth else []
 
 
 def _json_error(line: str) -> str | None:

@@ -66,7 +66,7 @@ class Witness:
 
 _CLOSING = pattern(
     r"(?i)\b(exit(s|ed|ing)?|quit(ting)?|shut(ting)?|clean(ing|ed|up)?|clos(e|es|ing|ed)|finaliz|terminat|stopp?(ed|ing)?"
-    r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?)"
+    r"|abort|teardown|destroy|giving up|see the|leav(e|ing)|bye|fail(ed|ing|ure)?|ended with)"
 )
 # Of a logger, below its level ERROR.
 _INFORMS = pattern(r".{0,60}?\b(?:INFO|DEBUG)\b")

@@ -152,6 +152,11 @@ def is_frame(line: str) -> bool:
     return 'File "' in line and _WHOLE_FRAME.match(line[:LINE_LIMIT]) is not None
 
 
+def is_syntax_place(line: str) -> bool:
+    """Return whether a line is the place of what Python cannot read, which has no function: ``File "t.py", line 3``."""
+    return 'File "' in line and _SYNTAX_PLACE.match(line[:LINE_LIMIT]) is not None
+
+
 def frames_end(lines: Sequence[str], first: int) -> int:
     """Return the line after the frames, with their source, that begin with the frame in line ``first``."""
     prefix = _prefix_of(lines[first])

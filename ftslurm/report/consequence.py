@@ -38,6 +38,8 @@ SHOWN, RANKS_SHOWN, LINE_LIMIT = 20, 2, 160
 _OF_PEERS = pattern(r"Connection (?:closed|reset) by peer|gloo/|ProcessGroup|\bNCCL\b")
 _OF_MEETING = ("master-name", "master-unreachable", "rendezvous-timeout")
 """Causes that a rank which was not started leaves to the others."""
+_TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+"""Functions of torch.distributed by which two ranks do different things at different places."""
 _SAYS_LITTLE = ("abort", "interrupt", "dataloader-timeout")
 """Causes whose messages are the same whatever led to them."""
 _BROKEN = ("peer-reset", "nccl", "nccl-abort")
@@ -68,6 +70,9 @@ _AGAIN_IN_LOGS = (
 )
 _PARTED = (
     "All ranks of a group must call the same collectives in the same order: see what led these to different places."
+)
+_OPPOSITE = (
+    "The ranks wait for each other in transfers that do not match: compare peer, tag, group and size on both sides."
 )
 IN_ONE_CALL = (
     "Look for a rank that is missing among these; if none is, all waited in the same call: suspect the network, or a"
@@ -409,7 +414,8 @@ def advice(
             return f"Not all members of a process group came: compare its world_size with the ranks{came}."
         return "No rank had set these keys of the store in time: see which one should have."
     if places > 1:
-        return _PARTED
+        transfers = worker.frames and worker.frames[-1].function in _TRANSFERS
+        return _OPPOSITE if transfers else _PARTED
     if world == 1:
         return "It is the only rank: nothing else could come to where it waited."
     return _ADVICE.get(worker.cause.name, _WAITED)

@@ -44,6 +44,8 @@ _SOURCE = pattern(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|
 _FUNCTION = pattern(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
 _FROM = pattern(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # what an exception was raised from
 _BEHIND_TYPE, _END = 12, 24
+WHOLE_SENTENCE = 0.6
+"""Part of the room from which on a sentence is shown without what follows it."""
 _SECOND_ROOM = 40  # less has no room for what raised it and for its own reason
 # What was raised because of a failure, or after it, comes second.
 _SECOND = pattern(
@@ -72,8 +74,17 @@ def by_sentences(text: str, room: int) -> str:
         if len(first) + len(longer) + 5 > room:
             break
         kept = longer
-    # An end that is too long may have the reason: it is cut in the middle.
-    return f"{first} ... {kept}" if kept else text
+    if kept:
+        return f"{first} ... {kept}"
+    # An end that is too long may have the reason: it keeps its own end. A long sentence is not cut for a few words.
+    return _with_end(first, rest[-1], room) or (f"{first} ..." if len(first) >= WHOLE_SENTENCE * room else text)
+
+
+def _with_end(first: str, last: str, room: int) -> str:
+    """Return a text with as much of the end of another one as has room; empty: that is little."""
+    left = room - len(first) - len(" ... ")
+    end = last if len(last) <= left else last[len(last) - left :].partition(" ")[2] if left >= _END else ""
+    return f"{first} ... {end}" if end and left >= _END else ""
 
 
 def shortened(text: str, room: int) -> str:
@@ -103,6 +114,9 @@ def shortened(text: str, room: int) -> str:
         text = _TYPE_BEHIND.sub("", text, count=1)
     if len(text) <= room:
         return text
+    first, gap, last = text.partition(" ... ")
+    if gap and (with_end := _with_end(first, last, room)):
+        return with_end
     begin = text.find(" (") + 2
     if begin > 1 and text.endswith(")") and begin < room - 24:
         return f"{text[:begin]}{cut_middle(text[begin:-1], room - begin - 1)})"

@@ -70,7 +70,9 @@ def of_rank(
         tails: the ends of its output.
     """
     dead, reported = _dead_thread_of(worker, tails), _reported(files, failed, tails)
-    if any(text.partition(": ")[2].rpartition(" at ")[0] in dead[0] for text in reported if dead):
+    # The headline, or what is known of another thread, has it.
+    known = (worker.what, *dead)
+    if any(text.partition(": ")[2].rpartition(" at ")[0] in each for text in reported for each in known):
         reported = []
     return (
         *dead,
@@ -80,13 +82,13 @@ def of_rank(
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
         *_others_named(files, worker),
-        *_sender(files, worker),
+        *sender(files, worker),
         *_others_reported(files, failed, worker),
         *(reported or ([] if dead else _right_above(worker, tails))),
     )
 
 
-def _sender(files: RoundFiles, worker: FailedWorker) -> list[str]:
+def sender(files: RoundFiles, worker: FailedWorker) -> list[str]:
     """Return the line by which another rank ended the process of this one, as a program that ends what is left over."""
     pid = next((one.pid for node in files.nodes for one in node.workers if one.rank == worker.rank), None)
     if worker.signal not in _SENT or not pid:

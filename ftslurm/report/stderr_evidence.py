@@ -37,7 +37,7 @@ _COMPILER_ERROR = pattern(
 _COMPILER = pattern(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
 # Each thread of a kernel prints one.
 _KERNEL = pattern(
-    r"(?m)(?P<file>[^\s:]{1,300}\.(?:cu|cuh|h|hip|cpp):\d{1,6}): .{0,300}?(?P<text>Assertion `[^\n]{1,200}' failed"
+    r"(?m)(?P<file>[^\s:]{1,300}\.(?:cu|cuh|h|hip|cpp|py):\d{1,6}): .{0,300}?(?P<text>Assertion `[^\n]{1,200}' failed"
     r"|Assertion `[^\n]{1,200}` failed)"
 )
 _ERROR_LIMIT = 100
@@ -193,7 +193,9 @@ def _of_kernel(exception: ExceptionRecord, stderr: str) -> OutputEvidence | None
         return None
     from ftslurm.failures.stderr_witness import LOGGED, Witness
 
-    text = f"{found['file'].rpartition('/')[2]}: {found['text']}"
+    name = found["file"].rpartition("/")[2]
+    compiled = ".py:" in name  # by torch.compile, under a name that says nothing
+    text = f"{'in a compiled kernel' if compiled else name}: {found['text']}"
     return OutputEvidence(Witness(LOGGED, cut_middle(text, _CHILD_LIMIT)), "its stderr", None, of_child=True)
 
 

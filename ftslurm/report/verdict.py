@@ -27,7 +27,7 @@ from ftslurm.report.lost_nodes import (
     unreachable_failure,
 )
 from ftslurm.report.named_ranks import named_first, odd_model
-from ftslurm.report.remarks import of_rank, on_source, while_handling
+from ftslurm.report.remarks import of_rank, on_source, sender, while_handling
 from ftslurm.report.reported_before import behind_common
 from ftslurm.report.root_cause import (
     Follower,
@@ -349,6 +349,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     if same is not None and source is None and not recorded and worker.cause.name in ("nccl-timeout", "nccl-abort"):
         advice = consequence.IN_ONE_CALL
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
+    advice = "" if sender(files, worker) else advice  # nothing is open
     survived = (*healthy_stderr(files, this.failed_ranks), *survived_stderr(files))
     return replace(
         first,

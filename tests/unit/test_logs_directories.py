@@ -128,6 +128,45 @@ OOM = """[rank6]: Traceback (most recent call last):
 LAUNCH = """srun: error: Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation
 srun: error: Application launch failed: Socket timed out on send/recv operation
 """
+REFUSED = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/w/grpo.py", line 54, in <module>
+[rank0]:     trainer = GRPOTrainer(args)
+[rank0]: requests.exceptions.ConnectionError: h8:8000: Failed to establish a new connection: Connection refused
+"""
+NOTICE = "WARNING: BNB_CUDA_VERSION=121 environment variable detected.\nThis can be used to load another version.\n\n"
+UNREADABLE = """Traceback (most recent call last):
+  File "/w/train.py", line 5, in <module>
+    from flash_attn import flash_attn_func
+ImportError: flash.so: undefined symbol: _ZN3c10
+"""
+CHILD_FAILED_OF = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-05-20_07:00:09
+  host      : q{n}
+  rank      : {s} (local_rank: 1)
+  exitcode  : 1 (pid: 2400)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-05-20_07:00:09
+  host      : q{n}
+  rank      : {r} (local_rank: 0)
+  exitcode  : 1 (pid: 2300)
+  error_file: <N/A>
+============================================================
+"""
+LOST_CLIENTS = """Traceback (most recent call last):
+  File "/w/main.py", line 30, in <module>
+    dist.init_process_group('nccl')
+  File "/opt/site-packages/torch/distributed/rendezvous.py", line 189, in _create_c10d_store
+    return TCPStore(
+torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 24/32 clients joined.
+"""
 NOT_AT_ONCE = "n1:10{r}:200 [{r}] NCCL WARN socketStartConnect: Connect to 10.0.0.3<401> failed : refused, retrying\n"
 DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
     "the kernel killed a loader's worker": (
@@ -259,6 +298,40 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
             ),
         },
         "some rank on job-worker-0: killed by the kernel: its memory limit was reached",
+    ),
+    "the log of the server that the ranks did not reach": (
+        {
+            "trainer.log": "step 1\n" + REFUSED,
+            "vllm_server.log": "INFO loading\n" + INDEX.replace("[rank2]: ", "").replace("IndexError", "ValueError"),
+        },
+        "vllm_server.log, not read as the job's, ends with a failure: ValueError: list index out of range",
+    ),
+    "a server's log beside a failure of the ranks' own": (
+        {"trainer.log": "step 1\n" + INDEX, "vllm_server.log": "INFO loading\n" + UNRESOLVED},
+        "trainer.log",
+    ),
+    "each node's own file of the same failure": (
+        {
+            f"node{n}.log": f"{NOTICE * 9}{UNREADABLE * 2}{CHILD_FAILED_OF.format(n=n, r=2 * n, s=2 * n + 1)}"
+            for n in range(3)
+        },
+        "ranks 0-5: ImportError: flash.so: undefined symbol: _ZN3c10",
+    ),
+    "a number in a file's name that is its node's": (
+        {
+            **{f"h{n}.log": f"launch node_rank={n} on h{n}\n{LOST_CLIENTS * 2}" for n in range(3)},
+            "h3.log": "launch node_rank=3 on h3\n"
+            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].\n',
+        },
+        "FAILED: some rank: the container found no GPU driver",
+    ),
+    "sacct has the job as completed": (
+        {
+            "slurm-4455.out": "step 1\nfailed predictions: 31 of 1000\nbye\n",
+            "dmesg-n3.txt": "[1.0] NVRM: Xid (PCI:0000:3b:00): 13, pid=4, name=python, Warp Exception\n",
+            "sacct.txt": "4455         train  COMPLETED  0:0\n4455.batch   batch  COMPLETED  0:0\n",
+        },
+        "no failure found",
     ),
     "ranks that say on stdout that they have finished": (
         {

@@ -202,7 +202,7 @@ TEXTS["a container for which NVIDIA's hook found no driver"] = (
     "docker: Error response from daemon: failed to create task for container: OCI runtime create failed: error running"
     " hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\n"
     "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.\n",
-    "the container found no GPU driver: nvml error: driver/library version mismatch hint: The node's driver",
+    "the container found no GPU driver: nvml error: driver/library version mismatch hint: The node's GPU driver",
 )
 TEXTS["torchrun's restarts, none of which helped"] = (
     "".join(

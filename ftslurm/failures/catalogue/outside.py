@@ -53,8 +53,9 @@ ROWS: tuple[Cause, ...] = (
           "Check the command, and the image's shell and entrypoint: their paths are those inside the image.",
           not_for="a program that fails in its container", restart=POINTLESS, blame=PERHAPS),
     Cause("container-driver", "the container found no GPU driver", PRIMARY,
-          spawned(r"^the container .*(nvml error|driver (not loaded|error)|no NVIDIA driver)"),
-          "The node's driver is not loaded or does not answer: nvidia-smi on the node, and dmesg.",
+          spawned(r"^the container .*(nvml error|driver (not loaded|error)|no NVIDIA driver"
+                  r"|could not select device driver|[Uu]nknown runtime specified nvidia)"),
+          "The node's GPU driver does not answer (nvidia-smi, dmesg), or its runtime has no NVIDIA Container Toolkit.",
           not_for="an image that is missing", restart=OTHER_NODE, blame=PERHAPS),
     Cause("container", "the container could not be started", PRIMARY,
           either(spawned("^the container could not be started"),

@@ -24,7 +24,8 @@ OTHERS_LINES = 200
 SELF_LINES = 3
 """Lines at the end of a tail in which a rank names itself."""
 CLOSED_BARS = 2
-_BAR = pattern(r"\b\d{1,3}%(?:\||[ |].{0,200}\d+/\d+ \[)")
+BAR = pattern(r"\b\d{1,3}%(?:\||[ |].{0,200}\d+/\d+ \[)")
+"""Of a progress bar."""
 _TAKEN_DOWN = "Some NCCL operations have failed or timed out"
 _ENVIRONMENT = pattern(
     r"Lmod has detected the following error|[Uu]nable to locate a modulefile|module: command not found"
@@ -36,6 +37,7 @@ _JOINED = pattern(r"\[rank=(?P<rank>\d{1,6}), world_size=\d")
 _OF_LAUNCHER = pattern(
     r"torch/distributed/(?:elastic/(?!multiprocessing/errors/__init__)|run\.py|launch)"
     r"|torch\.distributed\.(?:run|launch|elastic)\b|File \"\S{1,400}/(?:torchrun|deepspeed|accelerate)\""
+    r"|\bnode[_-]rank[= :]{1,2}\d"
     r"|/deepspeed/launcher/|/multiprocessing/spawn\.py\"|/distribute/launch\.py\"|\[launch\.py:\d+:"
 )
 # Of torch, as a rank joins its process group.
@@ -197,7 +199,7 @@ class AttemptLog:
         lines = self.lines if lines is None else lines
         rest = lines[bisect_right(lines, number, key=number_of) :]
         # A progress bar is drawn once more when it is closed.
-        bars = [line.number for line in rest if _BAR.search(line.text)]
+        bars = [line.number for line in rest if BAR.search(line.text)]
         rest = [line for line in rest if line.number not in bars] if len(bars) <= CLOSED_BARS else rest
         rest_ends_well = ends_well(rest, sole=False)
         return rest_ends_well or any(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.failures.exception_line import HEADER
-from ftslurm.failures.logged_error import json_object, text_of
+from ftslurm.failures.logged_error import json_object, text_of, traceback_texts
 from ftslurm.pattern import pattern
 
 NEARLY_ALL = 0.95
@@ -280,7 +280,7 @@ def _labelled_document(line: str) -> list[str]:
 
 def _logged(line: str) -> list[str]:
     value = json_object(line)
-    texts = [each for each in (value or {}).values() if isinstance(each, str) and HEADER in each]
+    texts = traceback_texts(value or {})
     if value is None or not texts:
         return [line]
     level = text_of(value, "level", "levelname", "severity", "lvl") or "error"

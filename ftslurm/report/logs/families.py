@@ -17,6 +17,7 @@ from ftslurm.pattern import pattern
 TOGETHER_NS = 600 * 10**9
 """Difference of the times of last writing up to which files that only count are taken for one job's."""
 JOB_NUMBER = 100
+_OF_SERVER = pattern(r"(?i)server|serving|\bserve|vllm|sglang")
 _OUTPUT = pattern(
     r"(?:.*/)?(?:.*\.(?:out|err|log|txt|stdout|stderr|dmesg|journal|o\d+|e\d+)(?:\.\d{1,5})?(?:\.gz)?|slurm-\d[^/]*"
     r"|.*\.(?:error|out)\.\d{4,6}|(?:.*/)?\d{1,12}\.[oe]"
@@ -57,6 +58,11 @@ class Output(NamedTuple):
 def is_output(name: str) -> bool:
     """Whether a file's name is that of a job's output."""
     return _OUTPUT.fullmatch(name) is not None
+
+
+def is_of_server(name: str) -> bool:
+    """Whether a file's name is that of a server's log, which the job's ranks call."""
+    return _OF_SERVER.search(name.rpartition("/")[2]) is not None
 
 
 def is_of_one_job(names: Iterable[str]) -> bool:

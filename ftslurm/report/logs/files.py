@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import Problem
 from ftslurm.report.logs.ends import ends_of
-from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_array, is_of_one_job, is_output
+from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_array, is_of_one_job, is_of_server, is_output
 from ftslurm.report.logs.lines import Line, lines_of
 from ftslurm.report.logs.reading import Excerpt, read_path
 from ftslurm.report.logs.success import ends_well
@@ -57,6 +57,8 @@ def outputs(folder: Path, job: str | None = None, *, depth: int = 0) -> list[Out
         return []
     about = {name: time for name, time in times.items() if _ABOUT.fullmatch(name)}
     times = {name: time for name, time in times.items() if name not in about} or times
+    # A server that the ranks call may go on after them.
+    times = {name: time for name, time in times.items() if not is_of_server(name)} or times
     newest = max(times, key=lambda name: (times[name], name))
     found = _of_family(folder, newest, times, about)
     found = found if job is not None else _with_unnumbered(folder, found, times)
@@ -113,10 +115,16 @@ def siblings(path: Path) -> list[Path]:
     return [each.path for each in _of_family(path.parent, path.name, times) if each.path.name != path.name]
 
 
+def unread_files(folder: Path, those: Sequence[Output]) -> list[str]:
+    """Return the names of the output files of a directory that were not read."""
+    read = {each.path for each in those}
+    return [name for name in _times(folder, DEPTH) if folder / name not in read]
+
+
 def unread(folder: Path, those: Sequence[Output]) -> list[str]:
     """Return a note on the output files of a directory that were not read, and on what was; empty: there is none."""
     read = {each.path for each in those}
-    left = [name for name in _times(folder, DEPTH) if folder / name not in read]
+    left = unread_files(folder, those)
     notes = []
     if len({each.part for each in those}) > 1:
         shown = listed([str(each.path.relative_to(folder)) for each in those])

@@ -44,7 +44,7 @@ _EXCERPT = pattern(r"\A[#\s]*The last \d+ lines of \S")  # of the output of the 
 # what was sent after that.
 _OWN_NCCL = pattern(r"NCCL WARN .{0,120}Got completion .{0,80}status=(?!(?:5|1[23])\b)\d")
 _ENDED_BY_MONITOR = pattern(r"Terminating the process after attempting to dump|watchdog got stuck for")
-_KERNEL = pattern(r"\.(?:cu|cuh|h|hip|cpp):\d{1,6}: .{0,300}?Assertion `.{1,200}[`'] failed")
+_KERNEL = pattern(r"\.(?:cu|cuh|h|hip|cpp|py):\d{1,6}: .{0,300}?Assertion `.{1,200}[`'] failed")
 _OF_END = pattern(r"(?i)\bexit|return ?code|\bstatus\b|terminated|\bdied\b|killed|\bfail")
 """In what a launcher raises because a process of its own has ended."""
 _OF_LAUNCH = pattern(
@@ -279,8 +279,14 @@ class Finder:
         kept: list[Found] = []
         for i, each in enumerate(ordered):
             if each.rank is None and isinstance(each.thing, Raised) and not self._fates.is_before_end(each.thing):
-                later = (other for other in ordered[i + 1 :] if is_strong(other.thing))
-                primary = (other for other in later if not self._follows(other))
+                # What another process prints to a file of its own does not follow.
+                part = self._log.part_of(each.thing.end)
+                own = (other for other in ordered[i + 1 :] if self._log.part_of(other.number) == part)
+                primary = (other for other in own if is_strong(other.thing) and not self._follows(other))
+                # What a launcher prints of other ranks after the ends of all does not follow, either.
+                ended = self._log.end_after(each.thing.end, None)
+                if ended is not None and self._log.between(each.thing.end, ended.number) <= TOGETHER_LINES:
+                    primary = (other for other in primary if other.number < ended.number)
                 if any(self._log.between(each.thing.end, other.number) > TOGETHER_LINES for other in primary):
                     self.distant.append(each.thing)
                     continue

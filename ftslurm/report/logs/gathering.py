@@ -25,6 +25,7 @@ from ftslurm.report.logs.judging import Judged, judge
 from ftslurm.report.logs.lines import GAP, Line, lines_of
 from ftslurm.report.logs.rank_errors import is_cascade
 from ftslurm.report.logs.reading import Excerpt, is_stream, read_stream, stdin_excerpt
+from ftslurm.report.logs.servers import failed_servers
 from ftslurm.report.logs.tracebacks import ends_within
 from ftslurm.sharedfs.locate import NotFound
 from ftslurm.text import ranges
@@ -67,7 +68,9 @@ def gather_logs(path: Path, *, now_ns: int | None = None, causes: Sequence[Cause
     runs = torchrun.runs_in(real)
     if not runs:
         those = outputs(real, depth=DEPTH)
-        return gather_files(str(path), those, now_ns=now_ns, causes=causes, notes=unread(real, those))
+        snapshot = gather_files(str(path), those, now_ns=now_ns, causes=causes, notes=unread(real, those))
+        errors = snapshot.rounds[-1].errors.values() if snapshot.rounds else ()
+        return replace(snapshot, notes=(*failed_servers(real, those, errors), *snapshot.notes))
     lines, _ = read_outputs(torchrun.outputs_beside(real, runs), owners, problems)
     rounds = torchrun.rounds_of(runs, owners, ends_of(lines), problems)
     if not rounds:

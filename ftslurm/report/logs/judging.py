@@ -31,7 +31,7 @@ from ftslurm.report.logs.rank_errors import (
     with_memory,
 )
 from ftslurm.report.logs.silence import silence
-from ftslurm.report.logs.success import says_zero, tests_passed
+from ftslurm.report.logs.success import accounted_as_completed, says_zero, tests_passed
 from ftslurm.report.wording import STALLED
 from ftslurm.text import names, ranges
 
@@ -89,7 +89,9 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         notes.insert(0, f"{matcher.copies} processes printed this traceback{where}; which ranks is not known of all")
     well = _went_well(log, errors)
     if errors and well:
-        notes.append(f"the log's last line states success: {log.lines[-1].text.strip()[:200]}")
+        by_slurm = accounted_as_completed(log.lines)
+        last = log.lines[-1].text.strip()[:200]
+        notes.append("Slurm has it as completed" if by_slurm else f"the log's last line states success: {last}")
         errors, tails = {}, {}
     first = min((error.order for error in errors.values()), default=None)
     state = failed_node = None
@@ -204,7 +206,9 @@ def _job_end(log: AttemptLog, errors: Mapping[int, RankError]) -> JobEnd | None:
 
 
 def _went_well(log: AttemptLog, errors: Mapping[int, RankError]) -> bool:
-    """Whether the last line states success: of an exit code without a reason, or by pytest of anything."""
+    """Whether sacct, or the last line states success: of an exit code without a reason, or by pytest of anything."""
+    if accounted_as_completed(log.lines):
+        return True
     last = next((line for line in reversed(log.lines) if line.text.strip() and line.text != GAP), None)
     if last is None or last.rank is not None:
         return False

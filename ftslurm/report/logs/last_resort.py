@@ -25,7 +25,7 @@ from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.pods import failed_condition
 from ftslurm.report.logs.rank_errors import UNKNOWN, error_of, record
-from ftslurm.report.logs.success import ends_well, says_completed, works
+from ftslurm.report.logs.success import ends_well, has_results, says_completed, works
 from ftslurm.report.logs.tracebacks import HEADER, Raised, names_rank, was_caught
 
 OF_LAUNCHER = "the log ends within the launcher's own traceback; what failed is not in it"
@@ -38,6 +38,10 @@ _IN_WORDS = pattern(
     r"|couldn't|can't"
     r"|unable to|timed out|not found|no such|denied|refused|exhausted|exceeded|crashed|killed|corrupt(?:ed)?|invalid"
     r"|core dumped|out of memory|lost connection|unreachable)\b|(?-i:\w(?:Error|Exception)\b)"
+)
+# Of what a program evaluates.
+_COUNTED = pattern(
+    r"(?i)\b(?:failed|failures?|errors?)\b[^:\d]{0,30}: ?\d{1,9} (?:of|out of|/) ?\d|\bfailures? by \w+:"
 )
 _HARMLESS = pattern(
     r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{3,4} |\[[WI] |\w*Warning: "
@@ -191,7 +195,10 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
         if first - i > NEIGHBOURS:
             break
         first = i
-    if sum(not is_aftermath(line.text) for line in lines[those[-1] + 1 :]) > AFTER_ERROR:
+    after = lines[those[-1] + 1 :]
+    if sum(not is_aftermath(line.text) for line in after) > AFTER_ERROR or any(
+        has_results(each.text) for each in after
+    ):
         return None
     line = lines[first]
     rank = log.rank_of(line)
@@ -200,7 +207,7 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
 
 
 def _is_error(text: str) -> bool:
-    stated = _IN_WORDS.search(text) is not None and _HARMLESS.search(text) is None
+    stated = _IN_WORDS.search(text) is not None and _HARMLESS.search(text) is None and _COUNTED.search(text) is None
     return stated and not goes_on_without(text) and _ANNOUNCES.search(text) is None
 
 

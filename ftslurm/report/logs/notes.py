@@ -10,7 +10,7 @@ from ftslurm.failures.reason import reason
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
-from ftslurm.report.logs.attempt_log import OTHERS_LINES, AttemptLog
+from ftslurm.report.logs.attempt_log import BAR, OTHERS_LINES, AttemptLog
 from ftslurm.report.logs.dumps import place_of
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.lines import Line
@@ -152,7 +152,8 @@ def _printed_last(log: AttemptLog, ranks: set[int]) -> str:
     own = [line for line in log.lines if _rank_named(log, line) in ranks and line.text.strip()]
     own = [line for line in own if not OF_RUNTIME.search(line.text[:QUOTE_LIMIT]) and "NCCL INFO" not in line.text]
     if not own:
-        return ""
+        bars = [line.text for line in log.lines if line.rank is None and line.task is None and BAR.search(line.text)]
+        return f'; a rank without a label printed "{bars[-1].strip()[:100]}"' if bars else ""
     # What others print, too, is the progress of all.
     form = _DIGITS.sub("#", own[-1].text)
     if any(_DIGITS.sub("#", line.text) == form and _rank_named(log, line) not in ranks for line in log.lines):

@@ -29,6 +29,12 @@ _AGAIN = pattern(
     r"|\bload(?:ing|ed) (?:\w+ ){0,2}(?:checkpoint|modules?)\b|\battempt \d|\bSLURM_RESTART_COUNT\W{0,2}[1-9]"
     r"|\brestarted by\b|\brestart (?:count|number|#)"
 )
+# A job's row of sacct, not a step's, in columns or with bars.
+_ACCOUNTED = pattern(
+    r"\s*(?P<id>\d{1,12}(?:_\d{1,6})?)[ |]+(?:[^|\s]{1,80}[ |]+){0,8}"
+    r"(?P<state>COMPLETED|FAILED|TIMEOUT|CANCELLED|NODE_FAIL|OUT_OF_ME\w{0,4}|PREEMPTED|REQUEUED|DEADLINE|BOOT_FAIL)\b"
+    r"[^|]{0,20}[ |]+(?P<code>\d{1,3}:\d{1,3})\b"
+)
 _SUCCESSFULLY = pattern(
     r"(?i)\b(?:completed|finished|ended|done) successfully\b|\bsuccessfully (?:completed|finished)\b"
 )
@@ -44,6 +50,10 @@ _LAUNCHED = pattern(r"\[launch\.py:\d+:\w+\] Process \d+ exits successfully\.?$"
 _FITTED = pattern(r"`?Trainer\.fit`? stopped: `max_(?:steps|epochs|time)=\S{1,40} reached")  # of Lightning
 _METRICS = pattern(r"\s*train_runtime\s+=\s|\{'train_runtime': |\*{5} train metrics \*{5}")  # of transformers' Trainer
 _SAVED = pattern(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
+_RESULTS = pattern(
+    r"(?i)\b(?:results?|predictions?|metrics|scores?|summary)\b.{0,40}\b(?:saved|written)\b"
+    r"|\b(?:saved|wrote)\b.{0,20}\b(?:results?|predictions?|metrics|scores?|summary)\b"
+)
 LAST_CHARACTERS = 80
 TAIL = 12
 """Lines at the end of a log in which a statement of success is sought."""
@@ -58,6 +68,18 @@ def says_completed(text: str) -> bool:
 def says_zero(text: str) -> bool:
     """Whether a batch script says by this line that it ends with exit code 0."""
     return _ZERO.search(text.strip()[-LAST_CHARACTERS:]) is not None
+
+
+def accounted_as_completed(lines: Sequence[Line]) -> bool:
+    """Whether what sacct printed beside a log has its only job as completed, with exit code 0."""
+    rows = [found for line in lines if (found := _ACCOUNTED.match(line.text[:400])) is not None]
+    good = all(found["state"] == "COMPLETED" and found["code"] == "0:0" for found in rows)
+    return good and len({found["id"] for found in rows}) == 1
+
+
+def has_results(text: str) -> bool:
+    """Whether a program says by this line that its results are in a file."""
+    return _RESULTS.search(text[:400]) is not None
 
 
 def tests_passed(text: str) -> bool:

@@ -125,7 +125,8 @@ def tracebacks(lines: Sequence[Line]) -> list[Raised]:
     # torch's hook prints uncaught exceptions only: what follows a type with that label is its message.
     by_hook = _is_by_hook(lines)
     begins = any(": " in line.text for line in lines[:CUT_LINES])
-    if not by_hook and not begins and not any(map(_is_of_traceback, lines)):
+    places = (_is_of_traceback(line) or traceback_text.is_syntax_place(line.text) for line in lines)
+    if not by_hook and not begins and not any(places):
         return []
     sorted_out = _without_runtime(lines) if by_hook else untangled(lines)
     found: list[Raised] = []
@@ -217,7 +218,8 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         or _is_below_ignored(lines, found.first)
         or (prefix[:1].isspace() and not prefix.strip() and _WARNING.search(before[:400]) is not None)
         or _is_of_warning([line.text for line in lines[found.end : found.end + 3]])
-        or _is_fenced(lines, found.first, found.end),
+        or _is_fenced(lines, found.first, found.end)
+        or _is_of_executed_text(prefix, found.exception),
     )
 
 
@@ -233,6 +235,12 @@ def _is_fenced(lines: Sequence[Line], first: int, end: int) -> bool:
     """Whether a traceback is quoted as a block of Markdown, as in the prompts of a language model."""
     after = next((line.text for line in lines[end:] if line.text.strip()), "")
     return first > 0 and lines[first - 1].text.lstrip().startswith("```") and after.strip() == "```"
+
+
+def _is_of_executed_text(prefix: str, exception: ExceptionRecord) -> bool:
+    """Whether an indented traceback is of text that its program executed, as of a language model's, and quotes."""
+    indented = bool(prefix) and not prefix.strip()
+    return indented and bool(exception.frames) and all(frame.file.startswith("<") for frame in exception.frames)
 
 
 def _is_of_warning(after: Sequence[str]) -> bool:
