@@ -123,7 +123,9 @@ def _is_further(kept: Sequence[str], line: str, further: str) -> bool:
     """Return whether a line below a message in an output is its next one; ``further``: the line after that."""
     first = kept[0]
     if first.startswith(TORCH_SCRIPT):
-        return not any(map(OF_TORCH_SCRIPT.match, kept[1:]))
+        inside = line.startswith((" ", "Traceback of TorchScript", "def ", "@")) or OF_TORCH_SCRIPT.match(line)
+        again = line.endswith(TORCH_SCRIPT)
+        return bool(inside or again) and not any(map(OF_TORCH_SCRIPT.match, kept[1:]))
     if not line.strip():
         if _GRAPH_BREAK.match(kept[min(len(kept) - 1, 1)]) and _DETAIL.match(further):
             return True

@@ -193,18 +193,26 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _hidden_property(error: BaseException) -> tuple[str, ...]:
-    """Return that ``__getattr__`` did not find what is a property: an AttributeError in that led to the former.
+    """Return a note if ``__getattr__`` raised it for the name of a property: an error within that one is hidden.
 
-    As of torch's modules, whose ``__getattr__`` then raises that there is no such attribute.
+    torch's modules have such a method. None of the program's own code is called.
     """
-    trace = error.__traceback__ if isinstance(error, AttributeError) else None
+    trace = error.__traceback__ if type(error) is AttributeError else None
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    name, of = getattr(error, "name", None), type(getattr(error, "obj", None))
-    if trace is None or trace.tb_frame.f_code.co_name != "__getattr__" or not isinstance(name, str):
+    if trace is None or trace.tb_frame.f_code.co_name != "__getattr__":
         return ()
-    kind = next((each for each in of.__mro__ if isinstance(vars(each).get(name), property)), None)
-    return () if kind is None else (f"{kind.__name__} {HAS_PROPERTY} {name}",)
+    try:
+        name, of = getattr(error, "name", None), type(getattr(error, "obj", None))
+        if type(name) is not str:
+            return ()
+        for kind in type.__getattribute__(of, "__mro__"):
+            own = type.__getattribute__(kind, "__dict__").get(name)
+            if issubclass(type(own), property):
+                return (f"{clean(type.__getattribute__(kind, '__name__'), 200)} {HAS_PROPERTY} {name}",)
+    except Exception:
+        pass  # a class whose metaclass does something else
+    return ()
 
 
 def _members(error: BaseException) -> tuple[object, ...]:

@@ -25,6 +25,11 @@ TROUBLE = pattern(
     r"|invalid|unsupported|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded)\b"
 )
 """Words by which a line reports that something failed."""
+NO_TROUBLE = pattern(
+    r"(?i)\b(?:errors?|fail\w*|unknown|unsupported|invalid|skipped|nan)\b[^:=\d]{0,20}[:= ] ?"
+    r"(?:0\b(?!\.)|none\b|no\b|\d*\.\d|\d+ found\b)|\b(?:0|no) errors?\b"
+)
+"""A count, or a measure, of such."""
 _GIVES_UP = pattern(r"(?i)\b(?:giving|gave) up\b|\bfall(?:ing|s)? ?back\b")
 _SKIPS = pattern(r"(?i)\b(?:skip\w*|ignor\w*|drop\w*|retry\w*)\b.*: \S.{8}")
 _DIGITS = pattern(r"\d+")

@@ -16,7 +16,8 @@ LIMIT = 1000  # characters
 _NCCL = pattern(r"NCCL error in: \S+?:\d+, (?P<what>[^\n]*?), NCCL version (?P<version>\S+)")
 # A C++ runtime's end, srun's, and what NCCL, torch and Python print by themselves are no part of it.
 _LAST_ERROR = pattern(
-    r"Last error: *\n?(?P<text>(?:(?!terminate called|srun: |slurmstepd: |\[\w{0,12}\]?:?\[[EWI]\d{4} |Traceback \()"
+    r"Last error: {0,8}\n?(?P<text>(?:(?!terminate called|srun: |slurmstepd: "
+    r"|(?:\[\w{1,12}\]: ?)?(?:\[[EWIF]\d{4} |Traceback \())"
     r"(?![^\n]{0,200} NCCL (?:INFO|WARN))[^\n]*\S[^\n]*\n?){1,4})"
 )
 _OF_QUEUE_PAIR = pattern(

@@ -56,7 +56,10 @@ _OF_OTHERS = (
     " leftover of another job."
 )
 _OTHERS_MEMORY = pattern(r"Process (\d{1,10}) has ([\d.]{1,12}) ([KMGT]?i?B|bytes)")
-_OF_TORCH = pattern(r"Of the allocated memory ([\d.]{1,12}) ([KMGT]?i?B|bytes) is allocated by PyTorch")
+_ALLOCATED = pattern(
+    r"Of the allocated memory ([\d.]{1,12}) ([KMGT]?i?B|bytes) is allocated by PyTorch, and ([\d.]{1,12})"
+    r" ([KMGT]?i?B|bytes) is reserved"
+)
 LIBRARIES = 2
 """What a process has of a GPU, at most, as a multiple of what torch allocated: its context and libraries need some."""
 _TORCH_SYMBOL = pattern(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
@@ -247,9 +250,11 @@ def _gpu_memory(worker: FailedWorker) -> str | None:
         (_bytes(found[2], found[3]), found[1], f"{found[2]} {found[3]}") for found in _OTHERS_MEMORY.finditer(message)
     ]
     # In a container torch does not know which process of the list is its own.
-    of_torch = _OF_TORCH.search(message) if len(others) > 1 else None
-    mine = own or of_torch
-    if mine is None or not others or max(others)[0] <= _bytes(mine[1], mine[2]) * (1 if own else LIBRARIES):
+    by_torch = _ALLOCATED.search(message) if own is None and len(others) > 1 else None
+    mine = _bytes(own[1], own[2]) if own is not None else None
+    if by_torch is not None:
+        mine = LIBRARIES * (_bytes(by_torch[1], by_torch[2]) + _bytes(by_torch[3], by_torch[4]))
+    if mine is None or not others or max(others)[0] <= mine:
         return None
     _, pid, amount = max(others)
     return (

@@ -170,10 +170,10 @@ def output_end(files: RoundFiles, rank: int, then: int | None = None, *, of_trou
         text = output_before(files, rank, then, stream)
         last = _last_of_stderr(text) if stream == "stderr" else _last_of_stdout(text)
         if last and of_trouble:
-            from ftslurm.failures.lines_above import TROUBLE
+            from ftslurm.failures.lines_above import NO_TROUBLE, TROUBLE
 
             others = (tail for other, tails in files.tails.items() if other != rank for tail in tails)
-            own = TROUBLE.search(last) is not None and _OF_PEERS.search(last) is None
+            own = TROUBLE.search(last) is not None and not (_OF_PEERS.search(last) or NO_TROUBLE.search(last))
             last = last if own and not any(last in tail.text for tail in others) else ""
         if last:
             return (f'the {stream} of rank {rank} ends with "{cut_middle(last, LINE_LIMIT)}"',)

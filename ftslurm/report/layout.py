@@ -18,7 +18,9 @@ EVIDENCE_WIDTH = 240
 _WORD = pattern(r"\d[\d.,]* (?:ms|s|min|h|d)\b\S*|\S+")
 _TYPE = pattern(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)(?:: |\(['\"])|refused its arguments: )")
 # Values in a list or mapping of a message; a shape is short.
-_DATA = pattern(r"([\[{])(?:[^\[\]\n]{60,}?|'[^\[\]\n]{24,}?')([\]}])(?=[\])}.,;]*$)")
+_DATA = pattern(
+    r"([\[{])(?:[^\[\]{}\n]{60,2000}|(?=(?:[^\[\]{},\n]{1,100},){3})[^\[\]{}\n]{40,2000})([\]}])(?=[\])}.,;]{0,20}$)"
+)
 _NAMES_ERROR = pattern(r"\w(?:Error|Exception)\b")
 # argparse's list of values, the process of a data loader, a source that is also with the evidence, and the number
 # of an error whose text follows.
@@ -38,7 +40,7 @@ _PLAIN_TYPE = pattern(r"(?:(?<=: )|^)(?:RuntimeError|Exception|Error): (?=\S.{23
 _BY_NCCL = pattern(
     r"(?:(?:Runtime|DistBackend)Error: )?NCCL error(?: in)?: [^\n]{1,260}?\bNCCL (?:version )?\d[\d.]*\)?: (?=\S.{23})"
 )
-# Behind a title that says so.
+# Of a cause whose title states that sizes differ.
 _SIZES = pattern(r"size mismatch for (\S{1,200}: \[[\d, ]*\]) in the checkpoint, (\[[\d, ]*\] in the model)")
 _SOURCE = pattern(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
 _FUNCTION = pattern(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
@@ -46,6 +48,9 @@ _FROM = pattern(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # wha
 _BEHIND_TYPE, _END = 12, 24
 WHOLE_SENTENCE = 0.6
 """Part of the room from which on a sentence is shown without what follows it."""
+_REASON = pattern(
+    r"(?i)\b(?:reason|because|caused?|\w*error|exception|failed|fails|errno|status|ranks?|tasks?|nodes?)\b"
+)
 _SECOND_ROOM = 40  # less has no room for what raised it and for its own reason
 # What was raised because of a failure, or after it, comes second.
 _SECOND = pattern(
@@ -74,17 +79,15 @@ def by_sentences(text: str, room: int) -> str:
         if len(first) + len(longer) + 5 > room:
             break
         kept = longer
-    if kept:
-        return f"{first} ... {kept}"
-    # An end that is too long may have the reason: it keeps its own end. A long sentence is not cut for a few words.
-    return _with_end(first, rest[-1], room) or (f"{first} ..." if len(first) >= WHOLE_SENTENCE * room else text)
+    # An end that is too long may have the reason: it is cut in the middle.
+    return f"{first} ... {kept}" if kept else text
 
 
-def _with_end(first: str, last: str, room: int) -> str:
-    """Return a text with as much of the end of another one as has room; empty: that is little."""
-    left = room - len(first) - len(" ... ")
-    end = last if len(last) <= left else last[len(last) - left :].partition(" ")[2] if left >= _END else ""
-    return f"{first} ... {end}" if end and left >= _END else ""
+def _first_sentence(text: str, room: int) -> str:
+    """Return the first sentence of a text, if it is long, and the last one seems to give no reason; else nothing."""
+    first, *rest = _SENTENCE_ENDS.split(text)
+    whole = WHOLE_SENTENCE * room <= len(first) <= room - len(" ...") and first.count("(") == first.count(")")
+    return f"{first} ..." if rest and whole and _REASON.search(rest[-1]) is None else ""
 
 
 def shortened(text: str, room: int) -> str:
@@ -114,9 +117,8 @@ def shortened(text: str, room: int) -> str:
         text = _TYPE_BEHIND.sub("", text, count=1)
     if len(text) <= room:
         return text
-    first, gap, last = text.partition(" ... ")
-    if gap and (with_end := _with_end(first, last, room)):
-        return with_end
+    if whole := _first_sentence(text, room):
+        return whole
     begin = text.find(" (") + 2
     if begin > 1 and text.endswith(")") and begin < room - 24:
         return f"{text[:begin]}{cut_middle(text[begin:-1], room - begin - 1)})"

@@ -32,7 +32,10 @@ from ftslurm.text import cut_middle, ranges
 
 _ABOVE = pattern(r"(?i)\b(?:errors?|messages?|logs?) (?:printed )?above\b")
 _STAMP = pattern(r"^\[?\d[\d:.,T -]{6,30}\]?[ |]*")
-_KILLS = pattern(r"(?i)\b(?:kill|terminat|stop|end(?:s|ed|ing)\b|interrupt|stale|left ?over|orphan|signal|SIG[A-Z])")
+_KILLS = pattern(
+    r"(?i)(?<!was )(?<!were )(?<!got )\b(?:kill(?:s|ed|ing)?|terminat(?:es|ed|ing)|reap(?:s|ed|ing)?"
+    r"|send(?:s|ing)? SIG\w+)\b"
+)
 _SENT = ("SIGTERM", "SIGKILL", "SIGINT")
 LINES_OF_SENDER = 40
 """Lines at the end of an output among which a rank says which process it ends."""
@@ -89,13 +92,14 @@ def of_rank(
 
 
 def sender(files: RoundFiles, worker: FailedWorker) -> list[str]:
-    """Return the line by which another rank ended the process of this one, as a program that ends what is left over."""
-    pid = next((one.pid for node in files.nodes for one in node.workers if one.rank == worker.rank), None)
+    """Return the line in which another rank of its node states that it ends the process of this one, as a leftover."""
+    own = next((node.workers for node in files.nodes for one in node.workers if one.rank == worker.rank), ())
+    pid = next((one.pid for one in own if one.rank == worker.rank), None)
     if worker.signal not in _SENT or not pid:
         return []
-    for rank, tails in files.tails.items():
-        lines = (line for tail in tails for line in tail.text.splitlines()[-LINES_OF_SENDER:] if rank != worker.rank)
-        for line in lines:
+    for rank in (one.rank for one in own if one.rank != worker.rank):
+        tails = files.tails.get(rank, ())
+        for line in (line for tail in tails for line in tail.text.splitlines()[-LINES_OF_SENDER:]):
             if _KILLS.search(line) and re.search(rf"(?<!\d){pid}(?!\d)", line):
                 text = cut_middle(line.strip(), CAUGHT_LIMIT)
                 return [f'rank {rank} had printed "{text}", of this rank\'s process']
@@ -224,8 +228,8 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
         above = native_error_before(text, worker.exception.type) or above
     line = _STAMP.sub("", above.strip())
     messages = [message_line(each.message) for each in links(worker.exception)]
-    said = any(message and (message[:QUOTED] in line or line in message) for message in messages)
-    if line and not line.endswith(":") and not said:
+    repeats = any(message and (message[:QUOTED] in line or line in message) for message in messages)
+    if line and not line.endswith(":") and not repeats:
         return [f'right above: "{cut_middle(line, CAUGHT_LIMIT)}"']
     return [] if line else _last_of_stdout(worker, tails)
 
@@ -233,13 +237,14 @@ def _right_above(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
 def _last_of_stdout(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     """Return the last line of a rank's stdout, if it reports trouble just before the failure."""
     from ftslurm.failures.closing_lines import GOES_ON, last_line
-    from ftslurm.failures.lines_above import TROUBLE
+    from ftslurm.failures.lines_above import NO_TROUBLE, TROUBLE
 
     own = next((tail for tail in tails if tail.stream == "stdout" and tail.text.strip()), None)
     if own is None or not own.written_ns or not worker.time_ns or worker.time_ns - own.written_ns > JUST_BEFORE_NS:
         return []
     line = last_line(own.text)
     of_trouble = TROUBLE.search(line) or GOES_ON.search(line) or _SHORT_OF.search(line)
+    of_trouble = None if NO_TROUBLE.search(line) else of_trouble
     known = worker.exception is not None and any(line in each.message for each in links(worker.exception))
     return [f'its stdout ends with "{cut_middle(line, CAUGHT_LIMIT)}"'] if line and of_trouble and not known else []
 

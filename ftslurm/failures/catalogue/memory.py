@@ -34,8 +34,9 @@ _NO_THREAD_LINE = (
 )
 _NO_THREAD = rf"(?m)^({_NO_THREAD_LINE})"
 
-_BY_SLURM = r"exceeded (step |job )?memory limit|Exceeded (step|job) memory limit"
-_BY_BATCH = r"TERM_(MEMLIMIT|SWAP): job killed|PBS: job killed: p?v?mem "
+BY_SLURM = r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit"
+"""Slurm, LSF and PBS measure memory and kill by themselves: the kernel and its counters have no part in it."""
+BY_BATCH_SYSTEM = r"TERM_(?:MEMLIMIT|SWAP): job killed|PBS: job killed: p?v?mem "
 _REFUSED = either(
     exception("MemoryError"),
     exception(
@@ -58,12 +59,12 @@ def _no_process(e: Evidence) -> bool:
 
 ROWS: tuple[Cause, ...] = (
     Cause("slurm-memory", "killed by Slurm: its memory limit was exceeded", PRIMARY,
-          lambda e: e.signal == "SIGKILL" and re.search(_BY_SLURM, e.message) is not None,
+          lambda e: e.signal == "SIGKILL" and re.search(BY_SLURM, e.message) is not None,
           "Request more memory (--mem), use fewer loader workers, or less per rank.",
           not_for="an out-of-memory kill by the kernel", blame=PERHAPS),
     Cause("batch-memory", "killed by the batch system: its memory limit was exceeded", PRIMARY,
-          lambda e: e.signal == "SIGKILL" and re.search(_BY_BATCH, e.message) is not None,
-          "Request more memory (LSF: -M and rusage; PBS: mem), use fewer loader workers, or less per process.",
+          lambda e: e.signal == "SIGKILL" and re.search(BY_BATCH_SYSTEM, e.message) is not None,
+          "Request more memory (LSF: -M, -v; PBS: mem), use fewer loader workers, or less per process.",
           not_for="an out-of-memory kill by the kernel", blame=PERHAPS),
     Cause("memory-limit", "killed by the kernel: its memory limit was reached", PRIMARY, _KILLED,
           "Request more memory (--mem, or a container's limit), use fewer loader workers, or less per rank: the node"

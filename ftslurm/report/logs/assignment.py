@@ -25,7 +25,7 @@ from ftslurm.report.logs.origins import unused
 from ftslurm.report.logs.rank_errors import error_of, follows, is_cascade, of_end, with_end, with_first, with_quote
 from ftslurm.report.logs.reasons import Reason
 from ftslurm.report.logs.table import seconds_between
-from ftslurm.report.logs.tracebacks import Raised
+from ftslurm.report.logs.tracebacks import Crash, Raised
 
 _NUMBER = pattern(r"\d+(?:\.\d+)?")
 QUOTED = 12
@@ -246,7 +246,7 @@ class Assigner:
             if 1 < same <= len(crash):
                 # Of as many as ended so, in the order in which their ends were noticed if nothing else tells.
                 earlier = sum(end.signal == other.signal and other.number < end.number for other in ends.values())
-                alike = len({headline_of(each.thing) for each in crash}) == 1
+                alike = len({_text_of(each) for each in crash}) == 1
                 self._give(crash[earlier if alike else 0], rank, end)
                 shared += crash
             elif crash and same == 1:
@@ -271,6 +271,11 @@ def _is_thrown(each: Found, crash: Found) -> bool:
         and isinstance(crash.thing, Reason)
         and first_line(each.thing) in crash.thing.message
     )
+
+
+def _text_of(each: Found) -> str:
+    """Return an end's text with its stacks, by which several ones are told from each other."""
+    return each.thing.stacks if isinstance(each.thing, Crash) else headline_of(each.thing)
 
 
 def _is_of_killed(each: Found) -> bool:

@@ -44,9 +44,9 @@ _OF_LAUNCHER = pattern(
 _JOINED_STORE = pattern(r"\bto store for rank: (\d{1,6})\b|\bRank (\d{1,6}): Completed store-based barrier")
 LABEL = 160
 """Characters of a line in which a process states its index."""
+_OF_JAX = pattern(r"(?i)\bjax|\bXla|\btpu\b")
 _PROCESS_INDEX = pattern(
-    r"(?i)\b(?:(?:jax process|process[ _](?:index|id))[ :=#]{1,3}(\d{1,6})(?: ?/ ?| of |,? process_count=)(\d{1,6})"
-    r"|process (\d{1,6}) ?/ ?(\d{1,6}))\b"
+    r"(?i)\bprocess(?:[ _](?:index|id))?[ :=#]{1,3}(\d{1,4})(?: ?/ ?| of |,? process_count=)(\d{1,4})\b"
 )
 _ONE_NODE = pattern(
     r"--nnodes[= ]1\b|--standalone\b|--num_(?:nodes|machines)[= ]1\b"
@@ -138,7 +138,7 @@ class AttemptLog:
         if line.task is not None and not self._launched:
             return line.task
         if line.local is None:
-            return self._process_index if line.node is None else None
+            return self._process_index if line.node is None and not self.ends.processes else None
         named = self._labels.rank_of(line)
         if named is not None or self._labels.excludes(line.local):
             return named
@@ -309,8 +309,10 @@ def _process_index(lines: Sequence[Line]) -> int | None:
 
     The first one may print it alone, and the others to the same log without it.
     """
+    if not any(_OF_JAX.search(line.text) for line in lines):
+        return None
     stated = (each for line in lines if (each := _PROCESS_INDEX.search(line.text[:LABEL])) is not None)
-    found = {(int(each[1] or each[3]), int(each[2] or each[4])) for each in stated}
+    found = {(int(each[1]), int(each[2])) for each in stated}
     index, count = found.pop() if len(found) == 1 else (0, 0)
     return index if 0 < index < count else None
 

@@ -165,7 +165,14 @@ def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
             1 for line in rest[:2000] if line.text != GAP and not is_aftermath(line.text) and not _is_at(line, end)
         )
         enough = 1 if end.state == "REQUEUED" else MOVED_ON if end.state in ("PREEMPTED", "NODE_FAIL") else None
-        again = end.state in ("REQUEUED", "PREEMPTED", "NODE_FAIL", "CANCELLED", "TIMEOUT") and _goes_on(rest, end)
+        again = end.state in (
+            "REQUEUED",
+            "PREEMPTED",
+            "NODE_FAIL",
+            "CANCELLED",
+            "TIMEOUT",
+            "OUT_OF_MEMORY",
+        ) and _goes_on(rest, end)
         if (enough is not None and ordinary >= enough) or again or _known_begin(rest, masked, len(ends.job)):
             yield _after_slurm(rest, end.number)
 

@@ -18,7 +18,7 @@ from ftslurm.pattern import pattern
 
 NEARLY_ALL = 0.95
 LABELLED = 0.8
-"""Share of lines with a program's name, which is not before what follows a carriage return."""
+"""Share of lines that begin with a program's name: what follows a carriage return of a progress bar has none."""
 FEWEST = 3
 OTHERS = 2
 SAMPLE = 20
@@ -49,7 +49,10 @@ _FORMS = (
     pattern(r"<std(?:out|err)>: ?"),
 )
 # Of a script that runs several programs; with a number it is a label.
-_OF_PROGRAM = pattern(r"(?P<name>\[[A-Za-z][A-Za-z._-]{1,40}\])(?: |$)")
+_OF_PROGRAM = pattern(
+    r"(?P<name>\[(?!(?i:trace|debug|info|notice|warn(?:ing)?|error|fatal|critical|std(?:out|err)|out|err|main|rank)\])"
+    r"[A-Za-z][A-Za-z._-]{1,40}\])(?: |$)"
+)
 _NAMES = (
     pattern(r"(?P<name>\[(?:pod|container)/[^\]\s]{1,200}\])(?: |$)"),
     _OF_PROGRAM,

@@ -10,6 +10,7 @@ from ftslurm.failures.own_code import is_library
 from ftslurm.pattern import pattern
 from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.lines import Line
+from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.wording import STACKS
 from ftslurm.text import plural, ranges
 
@@ -46,7 +47,15 @@ def places(log: AttemptLog) -> str:
 
 def place_of(log: AttemptLog, rank: int) -> str:
     """Return where a rank's main thread was, by py-spy's stack or its own faulthandler's; empty: there is none."""
-    return _by_py_spy(log, rank) or _where(log.lines_of(rank))
+    own = log.lines_of(rank)
+    return _by_py_spy(log, rank) or ("" if _goes_on_after(own) else _where(own))
+
+
+def _goes_on_after(own: Sequence[Line]) -> bool:
+    """Whether a rank prints something else below the last stacks of its faulthandler."""
+    begins = [i for i, line in enumerate(own) if _THREAD.search(line.text)]
+    rest = own[begins[-1] + 1 :] if begins else ()
+    return any(line.text.strip() and not line.text.startswith("  ") and not is_aftermath(line.text) for line in rest)
 
 
 def _by_py_spy(log: AttemptLog, rank: int) -> str:

@@ -230,10 +230,11 @@ class _Reader:
             of_memory = kind in ("cgroup", "host")
             self.kernel.append(Kernel(line.number, text.strip()[:300] if of_memory else found[0], kind))
         elif "job killed" in text and (found := _BATCH_SYSTEM.match(text)):
-            if found["mem"] or found["memlimit"]:
-                self.oom.append(line.number)
-                return
-            state = "TIMEOUT" if found["walltime"] or found["runlimit"] else "CANCELLED"
+            of_memory = bool(found["mem"] or found["memlimit"])
+            self.oom += [line.number] if of_memory else []
+            state = (
+                "TIMEOUT" if found["walltime"] or found["runlimit"] else "OUT_OF_MEMORY" if of_memory else "CANCELLED"
+            )
             why = f"the batch system ended the job: {found['text'].strip()}"
             self.job.append(JobEnd(line.number, text, state, None, None, whole=True, why=why))
         elif (

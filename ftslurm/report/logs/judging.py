@@ -106,15 +106,11 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"
+        ended = not _follow_memory(errors) and all(error.signal != "SIGKILL" for error in errors.values())
+        notes += [f"later: {each.why}" for each in log.ends.job if each.state == state and ended][:1]
         job = None
     else:
-        if job is not None:
-            notes.append(f"later: {job.text.strip()[:200]}")
-        elif errors and first is not None:
-            # That srun ends a step of which a task has failed is no news.
-            ends = (end for end in log.ends.job if end.why and end.why != STEP_CANCELLED and end.number > first)
-            later = next(ends, None)
-            notes += [f"later: {later.why}"] if later is not None else []
+        notes += _later(log, first, job)
         job = None
     if state == "OUT_OF_MEMORY":
         _add_oom(log, errors, tails)
@@ -130,7 +126,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
 
 def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]) -> None:
     """Add the process that was killed for memory, if no failure has a reason of its own."""
-    if not all(is_cascade(error) or has_lost_process(error) or _lost_pipe(error) for error in errors.values()):
+    if not _follow_memory(errors):
         return
     error = oom_error(log)
     free = min([error.rank, *(number - 1 for number in errors if number < 0)]) if error.rank < 0 else error.rank
@@ -158,6 +154,30 @@ def _with_launcher(log: AttemptLog, error: RankError) -> RankError:
         return error
     ends = [end.text.strip()[:QUOTE_LIMIT] for end in log.ends.processes if end.by == "srun" and not end.stopped]
     return replace(error, quotes=tuple(ends[:2]))
+
+
+def _later(log: AttemptLog, first: int | None, job: JobEnd | None) -> list[str]:
+    """Return what ended the job after its first failure, in line `first`."""
+    if job is not None:
+        return [f"later: {job.text.strip()[:200]}"]
+    if first is None:
+        return []
+    # That srun ends a step of which a task has failed is no news.
+    ends = (end for end in log.ends.job if end.why and end.why != STEP_CANCELLED and end.number > first)
+    return [f"later: {end.why}" for end in ends][:1]
+
+
+def _follow_memory(errors: Mapping[int, RankError]) -> bool:
+    """Whether all failures may follow from a kill for memory: of another process, or by signals before the last one."""
+    return all(
+        is_cascade(error) or has_lost_process(error) or _lost_pipe(error) or _was_interrupted(error)
+        for error in errors.values()
+    )
+
+
+def _was_interrupted(error: RankError) -> bool:
+    raised = error.exception.type if error.exception is not None else ""
+    return raised == "KeyboardInterrupt" or error.signal in ("SIGINT", "SIGTERM")
 
 
 def _lost_pipe(error: RankError) -> bool:

@@ -38,7 +38,7 @@ _HOST = pattern(
 _HOST_RANK = pattern(
     r"(\[(?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5})\]:"
     r"|(?P<ip>(?:\d{1,3}\.){3}\d{1,3}) \[(?P<index>\d{1,6})\] ?"
-    r"|\[(?P<task>\d{1,5})[:@](?P<node>[A-Za-z][\w.-]{0,60})\]:? ?)"
+    r"|\[(?P<task>\d{1,5})[:@](?P<node>[A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})\]:? ?)"
 )
 _POD_NAME = pattern(r"([a-z][a-z0-9.-]{2,80}-\d{1,4}) ")  # behind a collector's time
 _OWN = pattern(

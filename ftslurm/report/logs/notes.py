@@ -34,7 +34,8 @@ _NEVER_JOINED = pattern(
     r"ranks \[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,63})\] are the lagging ranks that caused this timeout"
 )
 _EVENT_OF_FABRIC = pattern(
-    r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : (?:\S{1,40} )?(?:Got )?async (?:\w+ )?event"
+    r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : (?:\S{1,40} )?(?:Got )?async"
+    r" (?:\w+ )?event(?! ?: ?(?:GID|LID|SM|client))"
     r".{1,80})"
 )
 _NO_COMMAND = pattern(
@@ -70,7 +71,8 @@ def notes_on(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], k
         dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
         notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None else []
         notes += _on_directory(log, errors) + _on_fabric(log, errors)
-    return notes + _on_broken_lines(log) + _on_survived(log, finder, errors)
+    refused = all(error.exception is None or error.exception.type == "SystemExit" for error in errors.values())
+    return notes + (_on_broken_lines(log) if errors and refused else []) + _on_survived(log, finder, errors)
 
 
 def _on_others(log: AttemptLog, errors: Mapping[int, RankError], killed: set[int]) -> list[str]:
@@ -122,7 +124,7 @@ def _on_broken_lines(log: AttemptLog) -> list[str]:
         return []
     return [
         f"the shell took {found['option']} in line {found['line']} of {found['script']} for a command: the line before"
-        " it must end with a backslash, and nothing behind that"
+        " it must end with a backslash and nothing behind it (or a variable before the option is empty)"
     ]
 
 
@@ -202,9 +204,9 @@ def _ranks(numbers: str) -> str:
 
 def _on_fabric(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
     """Return what adapters, of any node, had reported by themselves where NCCL's connections failed."""
-    if not any(error.kind == "signal" or "NET/IB" in error.message for error in errors.values()):
+    if not any(error.signal == "SIGABRT" or "NCCL" in error.message for error in errors.values()):
         return []
-    found = (_EVENT_OF_FABRIC.match(line.text) for line in log.lines)
+    found = (_EVENT_OF_FABRIC.match(line.text) for line in log.lines if "NET/IB" in line.text)
     return list(dict.fromkeys(f"{each['host']}: {each['text']}" for each in found if each is not None))[:2]
 
 
@@ -231,18 +233,19 @@ def _finished(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
 def _earlier_program(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> Raised | None:
     """Return the last exception of another program than those that failed, before these; None: there is none.
 
-    It began with another script, or its lines have the name of another program.
+    It began with another script, or its lines have the name of another program, and not of a node, which has a number.
     """
     scripts = {_script(error.exception) for error in errors.values() if error.exception is not None} - {""}
     first = min(error.order for error in errors.values())
     before = [each for each in finder.distant if each.end < first]
     orders = {error.order for error in errors.values()}
+    numbered = any(line.node is not None and any(map(str.isdigit, line.node)) for line in log.lines)
     names = {line.node for line in log.lines if line.number in orders}
     for each in reversed(before):
         script, name = _script(each.exception), each.line.node
         if script:
             return each if scripts and script not in scripts else None
-        if name is not None and None not in names and name not in names:
+        if name is not None and not numbered and None not in names and name not in names:
             return each
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftslurm.dataclasses import replace
+from ftslurm.failures.catalogue.memory import BY_BATCH_SYSTEM, BY_SLURM
 from ftslurm.failures.causes import classify
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.nccl_timeout import timeout_in
@@ -24,11 +25,7 @@ UNKNOWN = -1
 """The first of the numbers of unknown ranks: each has its own negative one."""
 XIDS = 4
 LOCAL = ("localhost", "localhost.localdomain")
-# Slurm, LSF and PBS measure memory and kill by themselves: the kernel and its counters have no part in it.
-_BY_SCHEDULER = pattern(
-    r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit|job killed after reaching LSF"
-    r"|PBS: job killed"
-)
+_BY_SCHEDULER = pattern(f"{BY_SLURM}|{BY_BATCH_SYSTEM}")
 _THROWN = pattern(r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})")  # before an abort
 # Of Ray, on the task that it killed: another process raises that.
 _BY_RAY = pattern(

@@ -91,11 +91,16 @@ def _waiting(lines: Sequence[Line]) -> str:
 
 
 def _behind(last: Mapping[int, Line]) -> str:
-    """Return the few ranks whose last step is an earlier one than that of all others; empty: there are none."""
+    """Return the few ranks whose last step is an earlier one than that of all others; empty: there are none.
+
+    With a new epoch, steps may be counted anew: the rank that is ahead then prints a lower one, and later.
+    """
     steps = {rank: step for rank, line in last.items() if (step := step_of(line.text)) is not None}
     newest = max(steps.values(), default=0)
     behind = {rank: step for rank, step in steps.items() if step < newest}
     if len(steps) < len(last) or not behind or FEW_BEHIND * len(behind) > len(last):
+        return ""
+    if max(last[rank].number for rank in behind) > min(last[rank].number for rank in steps.keys() - behind.keys()):
         return ""
     named = f"rank{'s' if len(behind) > 1 else ''} {ranges(behind)}"
     return f"; {named} had printed no step {newest}, but all the others had"

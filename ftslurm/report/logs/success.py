@@ -36,7 +36,7 @@ _ACCOUNTED = pattern(
     r"[^|]{0,20}[ |]+(?P<code>\d{1,3}:\d{1,3})\b"
 )
 _SUCCESSFULLY = pattern(
-    r"(?i)\b(?:completed|finished|ended|done) successfully\b|\bsuccessfully (?:completed|finished)\b"
+    r"(?i)\b(?:job|run|training) (?:\w+ )?(?:completed|finished|ended) successfully(?:\W*$| (?:at|in|after) )"
 )
 _TRAINED = pattern(r"(?i)\b(?:pre-?)?(?:training|trained|finetuning|fine-tuning|optimi[sz]ation|fit)\b")
 _WORKS = pattern(r"(?i)(?<!prior )(?<!producing )\b(?:step|epoch|iter(?:ation)?|loss|it/s)\b(?!\.c)")

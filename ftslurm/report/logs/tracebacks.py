@@ -69,6 +69,9 @@ SIGNALS = {
 
 
 IGNORED_LINES = 6
+_FENCE = "```"
+FENCED_LINES, FEW_FOLLOW = 12, 3
+"""Lines below a traceback in Markdown that are read; so many that are no program's end."""
 
 
 @dataclass(frozen=True)
@@ -232,9 +235,12 @@ def _is_below_ignored(lines: Sequence[Line], first: int) -> bool:
 
 
 def _is_fenced(lines: Sequence[Line], first: int, end: int) -> bool:
-    """Whether a traceback is quoted as a block of Markdown, as in the prompts of a language model."""
-    after = next((line.text for line in lines[end:] if line.text.strip()), "")
-    return first > 0 and lines[first - 1].text.lstrip().startswith("```") and after.strip() == "```"
+    """Whether a traceback is quoted as a block of Markdown, as in a language model's prompts, and output follows."""
+    after = [line.text.strip() for line in lines[end : end + FENCED_LINES] if line.text.strip()]
+    if first == 0 or not lines[first - 1].text.lstrip().startswith(_FENCE) or after[:1] != [_FENCE]:
+        return False
+    opened = sum(line.text.lstrip().startswith(_FENCE) for line in lines[:first]) % 2 == 1
+    return opened and len(after) > FEW_FOLLOW
 
 
 def _is_of_executed_text(prefix: str, exception: ExceptionRecord) -> bool:
