@@ -99,7 +99,7 @@ KINDS = (
     # Checkpoints, libraries, collectives, services
     *(Case("checkpoint.py", "checkpoint-damaged", expected, (how,), needs=("torch",), ways=(ALONE,))
       for how, expected in (("truncated", ("central directory",)), ("empty", ("damaged", "EOFError")))),
-    Case("checkpoint.py", "checkpoint-mismatch", ("does not fit the model", "size mismatch"), ("mismatch",),
+    Case("checkpoint.py", "checkpoint-mismatch", ("does not fit the model", "saved"), ("mismatch",),
          needs=("torch",), ways=(ALONE,)),
     Case("checkpoint.py", "weights-only", ("torch.load refuses", "allowed global"), ("object",), needs=("torch",),
          ways=(ALONE,)),

@@ -67,8 +67,10 @@ DAMAGE = {
     "stacks replaced by pipes":
         "[(os.unlink(f), os.mkfifo(f)) for f in (records + '/hang.txt', records + '/stacks.txt')]",
     "round's directory removed": "shutil.rmtree(os.path.dirname(records))",
-    "everything removed": "shutil.rmtree(local)",
-    "everything replaced by a file": "shutil.rmtree(local); open(local, 'w').close()",
+    # At once: an agent or a monitor may just be writing a file of it.
+    "everything removed": "os.rename(local, local + '-'); shutil.rmtree(local + '-', ignore_errors=True)",
+    "everything replaced by a file":
+        "os.rename(local, local + '-'); open(local, 'w').close(); shutil.rmtree(local + '-', ignore_errors=True)",
     "the health check's request replaced by a directory":
         "q = local + '/health-request.json'; os.path.exists(q) and os.unlink(q); os.mkdir(q)",
     "the health check's facts replaced by a directory":

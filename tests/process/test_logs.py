@@ -177,9 +177,11 @@ def test_a_run_whose_processes_were_all_killed_is_not_followed_for_ever(start: S
     run = talking(start)
     # A killed process that is in a call ends after the call, which may be the rename of a record.
     while marked := run.marked():
-        for pid, _ in marked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # None of them sees another one's end.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid, _ in marked:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         time.sleep(0.05)
     for record in (run.run_dir / "nodes").glob("*.json"):
         os.utime(record, (time.time() - 300,) * 2)
