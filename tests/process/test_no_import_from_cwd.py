@@ -115,3 +115,13 @@ def test_python_m_ftslurm_does_not_search_the_current_directory(tmp_path: Path) 
         done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
     assert not (tmp_path / "sprung").exists()
+
+
+def test_python_m_ftslurm_in_a_directory_that_is_gone_says_so(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m ftslurm report r"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    assert "the current directory is gone" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -582,3 +582,20 @@ class Module:
 @pytest.mark.parametrize(("name", "notes"), [("scaled", ("Module has a property scaled",)), ("missing", ())])
 def test_the_recorder_notes_a_property_whose_own_error_is_hidden(name: str, notes: tuple[str, ...]) -> None:
     assert record(lambda: getattr(Module(), name)).notes == notes
+
+
+class Hostile:
+    """A class whose attribute refuses to be looked at, as an unbound proxy does."""
+
+    class Proxy:
+        def __getattribute__(self, name: str) -> object:
+            raise RuntimeError("unbound")
+
+    current = Proxy()
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(f"no attribute {name!r}", name="current", obj=self)
+
+
+def test_the_recorder_calls_none_of_a_classs_code() -> None:
+    assert record(lambda: Hostile().missing).notes == ()

@@ -218,3 +218,14 @@ def test_a_property_whose_error_is_hidden_is_named(run: RunBuilder) -> None:
     run.errors[1, 2] = replace(recorded, exception=replace(recorded.exception, notes=("Net has a property scaled",)))
     advice = cause_and_text(run)[0]["advice"]
     assert advice.startswith("Net has a property scaled, in which an AttributeError was raised")
+
+
+@pytest.mark.parametrize("inner", [("/w/models/llama.py", 3, "<module>"), None])
+def test_what_the_module_of_a_files_objects_lacks_is_a_matter_of_the_environment(
+    run: RunBuilder, inner: tuple[str, int, str] | None
+) -> None:
+    run.attempts[0]["python"] = "/opt/conda/bin/python"
+    name = "flash_attn" if inner else "numpy._core"
+    frames = (*PICKLED, inner) if inner else PICKLED
+    advice = cause_and_text(run.fail(2, ModuleNotFoundError(f"No module named '{name}'"), frames=frames))[0]["advice"]
+    assert "/opt/conda/bin/python" in advice

@@ -267,8 +267,27 @@ def test_trouble_of_long_before_is_not_quoted(tmp_path: Path) -> None:
     assert "its stdout ends" not in report_of(run.fail(1, RuntimeError("x"), after_s=60, log=BY_HOOK).stop())[1]
 
 
-@pytest.mark.parametrize(("pid", "named"), [(1001, True), (10011, False)])
-def test_the_rank_that_ended_another_ones_process_is_named(tmp_path: Path, pid: int, named: bool) -> None:
-    run = RunBuilder(tmp_path, nodes=2).round().log(0, f"killing stale trainer pid {pid}\n", "stdout")
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("killing stale trainer pid 1001", True),
+        ("killing stale trainer pid 10011", False),
+        ("early stopping at step 1001", False),
+        ("worker 1001 was killed by signal 15", False),
+    ],
+)
+def test_the_rank_that_ended_another_ones_process_is_named(tmp_path: Path, line: str, named: bool) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(0, f"{line}\n", "stdout")
     _, text = report_of(run.fail(1, signal="SIGTERM", record=False).stop())
-    assert (f'rank 0 had printed "killing stale trainer pid {pid}", of this rank\'s process' in text) is named
+    assert (f'rank 0 had printed "{line}", of this rank\'s process' in text) is named
+
+
+def test_an_equal_number_of_a_process_on_another_node_is_another_process(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(2, "killing stale trainer pid 1001\n", "stdout")
+    assert "of this rank's process" not in report_of(run.fail(1, signal="SIGTERM", record=False).stop())[1]
+
+
+def test_a_measure_is_no_trouble(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, nodes=2).round().log(1, "unknown words: 3 found\n", "stdout")
+    _, text = report_of(run.fail(1, RuntimeError("batch 3 does not fit"), after_s=0.1, log=BY_HOOK).stop())
+    assert "its stdout ends" not in text
