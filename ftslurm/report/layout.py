@@ -49,7 +49,7 @@ _BEHIND_TYPE, _END = 12, 24
 WHOLE_SENTENCE = 0.6
 """Part of the room from which on a sentence is shown without what follows it."""
 _REASON = pattern(
-    r"(?i)\b(?:reason|because|caused?|\w*error|exception|failed|fails|errno|status|ranks?|tasks?|nodes?)\b"
+    r"(?i)\b(?:reason|invalid|because|caused?|\w*error|exception|failed|fails|errno|status|ranks?|tasks?|nodes?)\b"
 )
 _SECOND_ROOM = 40  # less has no room for what raised it and for its own reason
 # What was raised because of a failure, or after it, comes second.

@@ -239,7 +239,7 @@ TEXTS["the stack that py-spy printed of the rank that the others waited for"] = 
     steps(3) + "[monitor] no progress for 540 s, dumping py-spy of rank 3 (pid 88196)\nProcess 88196: python train.py\n"
     'Python v3.11.9 (/usr/bin/python3.11)\n\nThread 88196 (idle): "MainThread"\n    read_shard (data.py:88)\n'
     "    <module> (train.py:290)\n" + TIMED_OUT + "srun: error: n1: tasks 0-2: Aborted (core dumped)\n",
-    "rank 3 is not among srun's tasks that failed: it may have ended without one; its stack: read_shard (data.py:88)",
+    "rank 3 is not among srun's tasks that failed: it may have ended without one; its stack: in read_shard at data.py:88",
 )
 TEXTS["an adapter's own event before a peer did not answer"] = (
     steps(2)

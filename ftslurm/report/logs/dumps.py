@@ -21,7 +21,7 @@ _MAIN = pattern(r' +File "[^"]{1,400}", line \d{1,9} in <module>')
 _FRAME = pattern(r' +File "([^"]{1,400})", line (\d{1,9}) in (\S{1,200})')
 # Of py-spy: the innermost frame comes first.
 _PY_SPYS_MAIN = pattern(r'\s*Thread \S{1,20} \([^)]{1,40}\): "MainThread"')
-_PY_SPYS_FRAME = pattern(r"\s+(\S{1,200} \([^()]{1,300}:\d{1,9}\))$")
+_PY_SPYS_FRAME = pattern(r"\s+(?P<function>\S{1,200}) \((?P<place>[^()]{1,300}:\d{1,9})\)$")
 _A_RANK = pattern(r"(?i)\brank[ _:=]{0,2}(\d{1,6})\b")
 ABOVE = 8
 """Lines between what names the rank whose stack py-spy prints, and the stack."""
@@ -68,7 +68,7 @@ def _by_py_spy(log: AttemptLog, rank: int) -> str:
         named = [int(number) for each in above for number in _A_RANK.findall(each.text)]
         if line.rank == rank or (line.rank is None and named[-1:] == [rank]):
             frame = _PY_SPYS_FRAME.match(log.lines[i + 1].text)
-            found = found if frame is None else frame[1]
+            found = found if frame is None else f"in {frame['function']} at {frame['place'].rpartition('/')[2]}"
     return found
 
 

@@ -242,6 +242,8 @@ def _of_others(row: Cause) -> Cause:
     """Return a row with what it says of a job that ftslurm did not run."""
     if row.name == "terminated":
         return replace(row, title="terminated by SIGTERM")
+    if row.name == "hang":
+        return replace(row, advice="See why that rank was there: the others only waited for it.")
     return replace(row, advice="Ctrl-C, or a user or a tool that sends SIGINT.") if row.name == "interrupt" else row
 
 

@@ -16,6 +16,7 @@ from ftslurm.report.logs.dumps import places
 from ftslurm.report.logs.end import JobEnd, nodes_of
 from ftslurm.report.logs.ends import STEP_CANCELLED
 from ftslurm.report.logs.finding import Finder
+from ftslurm.report.logs.hung import hung_rank
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
@@ -81,6 +82,9 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     killed = _killed_last(matcher.errors)
     errors, tails = {rank: each for rank, each in matcher.errors.items() if rank not in killed}, matcher.tails
     job, notes = _job_end(log, errors), notes_on(log, finder, errors, killed)
+    hung = hung_rank(log, errors)
+    if hung is not None:
+        errors[hung.rank], tails[hung.rank] = hung, log.tail_of(hung.rank)
     if matcher.last_output:
         notes.insert(0, matcher.last_output)
     first_kind = min(errors.values(), key=lambda error: error.order).kind if errors else ""
@@ -101,8 +105,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         errors, tails, state = {}, {}, job.state
         stalled = stalled_ranks(log)
         inspected = f"{STALLED}rank {ranges(stalled)} had not joined" if stalled else ""
-        hung = (places(log), inspected, silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
-        job = replace(job, why="; ".join(text for text in (job.why, *hung) if text))
+        stood = (places(log), inspected, silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
+        job = replace(job, why="; ".join(text for text in (job.why, *stood) if text))
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"

@@ -13,6 +13,7 @@ from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import BAR, OTHERS_LINES, AttemptLog
 from ftslurm.report.logs.dumps import place_of
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
+from ftslurm.report.logs.hung import hung_rank, late_ranks
 from ftslurm.report.logs.lines import Line
 from ftslurm.report.logs.origins import OF_RUNTIME, QUOTE_LIMIT, was_survived
 from ftslurm.report.logs.rank_errors import DEAD_NODE, has_waited, is_cascade
@@ -81,17 +82,12 @@ def _on_others(log: AttemptLog, errors: Mapping[int, RankError], killed: set[int
     stopped = {rank for end in log.ends.processes if end.stopped for rank in log.ranks_of(end)} - errors.keys()
     stopped |= killed
     waited = {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
-    # Where the log ends before the ranks do, a watchdog may still have waited to speak.
-    late = log.printed_ranks() - waited - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
-    late = late if waited else set()
-    if not late and waited == errors.keys():
-        late = set(range(max(errors))) - errors.keys()
-    is_late = bool(late) and len(late) * 2 <= len(errors) and not late & errors.keys()
+    late = late_ranks(log, errors)
     was_awaited = bool(stopped) and len(stopped) < len(errors) and all(map(has_waited, errors.values()))
-    if was_awaited and not (is_late and late == stopped):
+    if was_awaited and late != stopped:
         text = f"rank {ranges(stopped)} had not failed when it was ended: the others may have waited for it"
         notes.append(f"{text}{_printed_last(log, stopped)}")
-    if is_late:
+    if late and hung_rank(log, errors) is None:
         text = f"rank {ranges(late)} printed no time-out of a collective: look there first"
         notes.append(f"{text}{_printed_last(log, late)}")
     if waited and (desynced := _desynced(log)):
