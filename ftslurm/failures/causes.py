@@ -26,7 +26,7 @@ from ftslurm.failures.message_line import last_error, message_line, refusal, sou
 from ftslurm.failures.nccl_timeout import timeout_of
 from ftslurm.failures.reason import is_code
 from ftslurm.pattern import pattern
-from ftslurm.records.error import HostResources, OomKills, Space
+from ftslurm.records.error import HAS_PROPERTY, HostResources, OomKills, Space
 from ftslurm.text import cut_middle
 
 __all__ = [
@@ -175,9 +175,16 @@ def _of_handled(handled: Evidence, cause: Cause) -> str:
     return f"{_first_line(_describe(member.root, cause))}, in {root.exception}"
 
 
+REPEATED = 12
+"""Characters from which on a message that another one contains is the same by no chance."""
+
+
 def _from(text: str, inner: str) -> str:
     first, inner = _first_line(text), _first_line(inner)
-    return text if inner in first else f"{first} (from {inner})"
+    # A message often has the other one's by repr().
+    message = inner.partition(": ")[2]
+    repeats = inner in first or (len(message) >= REPEATED and message in first)
+    return text if repeats else f"{first} (from {inner})"
 
 
 def _abort(evidence: Evidence, cause: Cause) -> str:
@@ -216,9 +223,7 @@ def _exception(evidence: Evidence, message: str) -> str:
     if name in _BARE and evidence.module not in ("", "builtins", "__main__"):
         name = f"{evidence.module.rpartition('.')[2]}.{name}"
     if not line:
-        source = source_line(evidence.frames)
-        line = f'in "{cut_middle(source, _INNER_LIMIT)}"' if source else ""
-        text = f"{name} {line}" if line else name
+        text = f"{name} {_without_message(evidence)}".rstrip()
     elif message.split("\n", 1)[0].rstrip() == line:
         text = f"{name}: {message}"
     else:
@@ -232,6 +237,15 @@ def _exception(evidence: Evidence, message: str) -> str:
         return text
     first, newline, rest = text.partition("\n")
     return f"{first} ({evidence.raised_again}){newline}{rest}"
+
+
+def _without_message(evidence: Evidence) -> str:
+    """Describe an exception without a message by its first note, or by the line of code that raised it."""
+    note = next((note.strip() for note in evidence.notes if note.strip() and HAS_PROPERTY not in note), "")
+    source = source_line(evidence.frames)
+    if note and not source.startswith("assert"):
+        return f"({cut_middle(note.split(chr(10), 1)[0], _INNER_LIMIT)})"
+    return f'in "{cut_middle(source, _INNER_LIMIT)}"' if source else ""
 
 
 _OF_RUNTIME = pattern(r"^(?:\S{1,40}: failed to execute|error): ")  # of enroot and pyxis, before the subject

@@ -70,15 +70,21 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
         mild: whether a logger's warning counts, too.
     """
     lines = output_lines(text)
-    own = next((each for each in reversed(tracebacks(lines)) if has_type(each.exception, exception)), None)
+    all_of_them = tracebacks(lines)
+    own = next((each for each in reversed(all_of_them) if has_type(each.exception, exception)), None)
     if own is None:
         return ""
+    # What Python printed and ignored is no reason.
+    ignored = {i for each in all_of_them if each.ignored for i in range(each.first - 1, each.end)}
     above = lines[max(0, own.first - COMPILER_LINES) : own.first]
     by_compiler = next((line for line in above if _COMPILER.match(line)), None)
     if by_compiler is not None:
         return by_compiler
     found: list[str] = []
-    for line in reversed(lines[max(0, own.first - FEW_LINES) : own.first]):
+    for i in range(own.first - 1, max(0, own.first - FEW_LINES) - 1, -1):
+        line = lines[i]
+        if i in ignored:
+            continue
         aftermath = AFTERMATH.match(RANK_PREFIX.sub("", line))
         if not line.strip() or (not found and aftermath):
             continue

@@ -102,14 +102,14 @@ def advice_on(
         return _native(stderr)
     if name in ("system-exit", "exit"):
         return _exit(worker, tails, attempt)
-    if name in ("cuda-oom", "host-memory"):
-        return _gpu_memory(worker) if name == "cuda-oom" else _refused_memory(worker)
+    if name in _BY_CAUSE:
+        return _BY_CAUSE[name](worker)
     if of_object := advice_on_object(worker):
         return of_object
     if name == "import-error":
         return _import(worker, same, attempt)
-    if name in ("wrong-usage", "service-unreachable"):
-        return _arguments(stderr, attempt) if name == "wrong-usage" else _service(worker)
+    if name == "wrong-usage":
+        return _arguments(stderr, attempt)
     if name in ("master-unreachable", "library-mismatch", "port-in-use", "collective-mismatch", "nccl"):
         return _of_torch(worker, attempt)
     return _missing_file(worker, same) if name == "missing-file" else None
@@ -268,6 +268,13 @@ def _bytes(number: str, unit: str) -> float:
     return float(number) * 1024.0 ** ("KMGT".index(unit[0]) + 1 if unit[0] in "KMGT" else 0)
 
 
+def _gradient(worker: FailedWorker) -> str | None:
+    """Advice on a gradient that torch's anomaly detection found."""
+    if worker.exception is None or not worker.exception.message.startswith("Function '"):
+        return None
+    return "That function has no finite gradient at its input: 0 in a sqrt, log, norm or division, or inf before it."
+
+
 def _refused_memory(worker: FailedWorker) -> str | None:
     resources = worker.host_resources
     total = resources.memory_total if resources is not None else None
@@ -314,3 +321,11 @@ def _arguments(stderr: str, attempt: Attempt | None) -> str | None:
     if wrong and ("unrecognized" in line or "No such option" in line or "nknown" in line):
         return f"{wrong[0]} is an option of ftslurm: put it before the program (ftslurm run {wrong[0]} ... PROGRAM)."
     return "Correct the program's own arguments: the same ones fail the same way every time." if line else None
+
+
+_BY_CAUSE = {
+    "cuda-oom": _gpu_memory,
+    "host-memory": _refused_memory,
+    "nan": _gradient,
+    "service-unreachable": _service,
+}

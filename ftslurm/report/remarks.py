@@ -187,7 +187,9 @@ def _forward_call(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
     message = worker.exception.message if worker.exception is not None else ""
     if _FORWARD not in text or not any(each in message for each in wrong):
         return []
-    frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(text.rpartition(_FORWARD)[2])]
+    # The error's own traceback follows.
+    forward = text.rpartition(_FORWARD)[2].partition(HEADER)[0]
+    frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(forward)]
     own = [frame for frame in frames if not is_library(frame.file)]
     return [f"its forward call: {own[-1].place.rpartition('/')[2]}"] if own else []
 

@@ -599,3 +599,12 @@ class Hostile:
 
 def test_the_recorder_calls_none_of_a_classs_code() -> None:
     assert record(lambda: Hostile().missing).notes == ()
+
+
+def test_an_exception_without_a_message_is_described_by_its_note() -> None:
+    def verifies() -> None:
+        error = RuntimeError()
+        error.__notes__ = ["while loading epoch 7"]  # type: ignore[attr-defined]
+        raise error
+
+    assert described(record(verifies))[1] == "RuntimeError (while loading epoch 7)"

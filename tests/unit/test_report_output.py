@@ -291,3 +291,28 @@ def test_a_measure_is_no_trouble(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round().log(1, "unknown words: 3 found\n", "stdout")
     _, text = report_of(run.fail(1, RuntimeError("batch 3 does not fit"), after_s=0.1, log=BY_HOOK).stop())
     assert "its stdout ends" not in text
+
+
+def test_the_forward_call_of_a_gradient_ends_before_the_errors_own_traceback(tmp_path: Path) -> None:
+    forward = (
+        "UserWarning: Error detected in DivBackward0. Traceback of forward call that caused the error:\n"
+        '  File "/w/train.py", line 9, in step\n    y = norm(x)\n'
+        '  File "/w/train.py", line 6, in forward\n    return x / (x * 0).sum().sqrt()\n'
+        '  return engine.run_backward(\nTraceback (most recent call last):\n  File "/w/train.py", line 10, in step\n'
+        "    y.sum().backward()\n"
+    )
+    error = RuntimeError("Function 'DivBackward0' returned nan values in its 0th output.")
+    cause, text = report_of(
+        RunBuilder(tmp_path, nodes=2).round().fail(1, error, log=f"{forward}RuntimeError: x\n").stop()
+    )
+    assert "its forward call: train.py:6 in forward" in text
+    assert cause["advice"].startswith("That function has no finite gradient at its input")
+
+
+def test_what_python_ignored_right_above_a_failure_is_no_reason(tmp_path: Path) -> None:
+    ignored = (
+        "Exception ignored in: <function Shard.__del__ at 0x7f>\nTraceback (most recent call last):\n"
+        '  File "/w/train.py", line 3, in __del__\n    self.close()\nOSError: shard 1: already closed\n'
+    )
+    run = RunBuilder(tmp_path, nodes=2).round().fail(1, KeyError("bos"), log=f"{ignored}{TRACEBACK}")
+    assert "right above" not in report_of(run.stop())[1]
