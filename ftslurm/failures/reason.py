@@ -28,6 +28,7 @@ _UNFINISHED = pattern(r"\bunexpected pos \d+ vs \d+")  # of torch.save, at the e
 _AGAIN_LIMIT = 200  # characters
 _CLEANUP = pattern(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
 """Functions that a ``finally`` or a handler calls to clean up."""
+_CLOSES = pattern(r"\.(?:close|terminate|join|shutdown|release|cleanup|stop)\(")
 _CODE = pattern(r"-?\d*")
 _REFERS = pattern(r"(?i)\bsee (?:the )?(?:inner|above|previous|original|causing) (?:exception|error)")
 _CAUGHT = pattern(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")
@@ -130,7 +131,8 @@ def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
     masked = exception.context
     if masked is None or exception.cause is not None:
         return None
-    if not (exception.masks or _in_exit(exception, masked) or _UNFINISHED.search(exception.message)):
+    closes = _closes_nothing(exception, masked)
+    if not (exception.masks or closes or _in_exit(exception, masked) or _UNFINISHED.search(exception.message)):
         return None
     if not masked.type.endswith(("Error", "Exception", "Interrupt", "Exit")) and not masked.message:
         return None  # a StopIteration and the like, which only ends a loop
@@ -198,6 +200,14 @@ def _one_line(exception: ExceptionRecord) -> str:
     first = next((line for line in lines if line not in ('"""', "'''") and "Traceback (most recent" not in line), "")
     first = first.removeprefix("-- ").rstrip(" :")
     return cut_middle(f"{exception.type}: {first}" if first else exception.type, _AGAIN_LIMIT)
+
+
+def _closes_nothing(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
+    """Return whether it was raised by a function that closes what it had failed to open."""
+    last = exception.frames[-1] if exception.frames else None
+    if exception.type != "UnboundLocalError" or last is None or _CLOSES.search(last.source or "") is None:
+        return False
+    return any((frame.file, frame.function) == (last.file, last.function) for frame in masked.frames)
 
 
 def _in_exit(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:

@@ -42,6 +42,9 @@ _BY_NCCL = pattern(
 )
 # Of a cause whose title states that sizes differ.
 _SIZES = pattern(r"size mismatch for (\S{1,200}: \[[\d, ]*\]) in the checkpoint, (\[[\d, ]*\] in the model)")
+# Of NCCL, whose further fields are for its authors.
+_COMPLETION = pattern(r"NET/IB ?: ?Got completion from peer (\S{3,60}) with status=(\w{1,40})(?P<rest>[^\n]{0,600})$")
+_ADAPTER = pattern(r"\bhca (\w{1,40})")
 _SOURCE = pattern(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
 _FUNCTION = pattern(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
 _FROM = pattern(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # what an exception was raised from
@@ -106,6 +109,7 @@ def shortened(text: str, room: int) -> str:
         (_SOURCE, r"\1: "),
         (_FUNCTION, ""),
         (_SIZES, r"\1 saved, \2"),
+        (_COMPLETION, _completion),
     ):
         text = known.sub(short, text, count=1) if len(text) > room else text
     if len(text) > room:
@@ -143,6 +147,14 @@ def _without_data(found: re.Match[str]) -> str:
 def _nccl(found: re.Match[str]) -> str:
     """Return what remains of NCCL's introduction; nothing behind a cause."""
     return "" if found.start() and found.string[found.start() - 1] == "(" else "NCCL error: "
+
+
+def _completion(found: re.Match[str]) -> str:
+    """Return what NCCL's message on a failed transfer over InfiniBand names: the peer, the status, its own adapter."""
+    rest = found["rest"]
+    adapter = _ADAPTER.search(rest)
+    border = ")" * (rest.count(")") - rest.count("("))
+    return f"peer {found[1]}, status {found[2]}{f', {adapter[1]}' if adapter is not None else ''}{border}"
 
 
 def _clip_path(word: str, width: int) -> str:

@@ -333,6 +333,27 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
         },
         "no failure found",
     ),
+    "each process of JAX states its index in its own file": (
+        {
+            f"slurm-60011_{n}.out": f"jax process: {n} / 3\n"
+            + ("RESOURCE_EXHAUSTED: peer\n" if n < 2 else INDEX.replace("[rank2]: ", ""))
+            for n in range(3)
+        },
+        "rank 2: IndexError: list index out of range",
+    ),
+    "the kernel killed a process that DeepSpeed had started": (
+        {
+            "train.log": "".join(
+                f"[2025-11-20 17:00:01,30{n}] [INFO] [launch.py:256:main] process 910{n} spawned with command:"
+                f" ['python', '-u', 'sft.py', '--local_rank={n}']\n"
+                for n in range(4)
+            )
+            + "[2025-11-20 17:05:33,912] [ERROR] [launch.py:325:sigkill_handler] ['python', '-u', 'sft.py',"
+            " '--local_rank=3'] exits with return code = -9\n",
+            "dmesg.txt": "Out of memory: Killed process 9102 (python) total-vm:412112344kB, anon-rss:128812332kB\n",
+        },
+        "local rank 2: killed by the kernel: the host's memory ran out",
+    ),
     "ranks that say on stdout that they have finished": (
         {
             "none_abcdefgh/attempt_0/0/stderr.log": NOT_AT_ONCE.format(r=0),

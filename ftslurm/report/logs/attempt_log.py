@@ -138,7 +138,7 @@ class AttemptLog:
         if line.task is not None and not self._launched:
             return line.task
         if line.local is None:
-            return self._process_index if line.node is None and not self.ends.processes else None
+            return self._process_index.get(line.part) if line.node is None and not self.ends.processes else None
         named = self._labels.rank_of(line)
         if named is not None or self._labels.excludes(line.local):
             return named
@@ -304,17 +304,20 @@ def _processes(lines: Sequence[Line]) -> Iterator[tuple[str, int]]:
             yield line.node, int(joined["rank"])
 
 
-def _process_index(lines: Sequence[Line]) -> int | None:
-    """Return the index of the only process of JAX, of several, that prints its own to a log; None: none, or several.
+def _process_index(lines: Sequence[Line]) -> dict[int, int]:
+    """Return the index of the only process of JAX, of several, that prints its own to a file, by the file's part.
 
-    The first one may print it alone, and the others to the same log without it.
+    Of a single file, the first process may print it alone, and the others to the same file without it.
     """
     if not any(_OF_JAX.search(line.text) for line in lines):
-        return None
-    stated = (each for line in lines if (each := _PROCESS_INDEX.search(line.text[:LABEL])) is not None)
-    found = {(int(each[1]), int(each[2])) for each in stated}
-    index, count = found.pop() if len(found) == 1 else (0, 0)
-    return index if 0 < index < count else None
+        return {}
+    found: dict[int, set[tuple[int, int]]] = {}
+    for line in lines:
+        if (stated := _PROCESS_INDEX.search(line.text[:LABEL])) is not None:
+            found.setdefault(line.part, set()).add((int(stated[1]), int(stated[2])))
+    sole = {part: next(iter(each)) for part, each in found.items() if len(each) == 1}
+    several = len({index for index, _ in sole.values()}) > 1
+    return {part: index for part, (index, count) in sole.items() if index < count and (index or several)}
 
 
 class _Labels:

@@ -26,6 +26,9 @@ UNKNOWN = -1
 XIDS = 4
 LOCAL = ("localhost", "localhost.localdomain")
 _BY_SCHEDULER = pattern(f"{BY_SLURM}|{BY_BATCH_SYSTEM}")
+_KILLED_PID = pattern(r"Killed? process (\d{1,9})\b")
+# Of DeepSpeed's launcher.
+_SPAWNED = pattern(r"\bprocess (\d{1,9}) spawned with command: .{0,400}--local_rank=(\d{1,5})\b")
 _THROWN = pattern(r"(?:what\(\): +|terminated with exception: )((?:CUDA|HIP) error: [^\n]{1,300})")  # before an abort
 # Of Ray, on the task that it killed: another process raises that.
 _BY_RAY = pattern(
@@ -153,7 +156,14 @@ def with_memory(log: AttemptLog, error: RankError) -> RankError:
     total = None if at_limit else 100
     oom = OomKills(len(kills), len(kills), source=IN_LOG, at_limit=at_limit)
     resources = HostResources(oom=oom, memory_total=total, least_available=None if at_limit else 0)
-    return replace(error, host_resources=resources, quotes=(*error.quotes, kills[-1].text))
+    error = replace(error, host_resources=resources, quotes=(*error.quotes, kills[-1].text))
+    killed_pid = _KILLED_PID.search(kills[-1].text) if error.rank < 0 and error.local_rank is None else None
+    if killed_pid is None:
+        return error
+    spawned = (_SPAWNED.search(line.text) for line in log.lines)
+    return next(
+        (replace(error, local_rank=int(each[2])) for each in spawned if each and each[1] == killed_pid[1]), error
+    )
 
 
 def is_cascade(error: RankError) -> bool:

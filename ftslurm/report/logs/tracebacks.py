@@ -16,6 +16,7 @@ from ftslurm.failures.exception_line import is_relation
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.logs.lines import GAP, REMOTE, Line
+from ftslurm.report.logs.noise import is_aftermath
 from ftslurm.report.logs.success import works
 from ftslurm.report.logs.untangle import HEADER, untangled
 
@@ -222,7 +223,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         or (prefix[:1].isspace() and not prefix.strip() and _WARNING.search(before[:400]) is not None)
         or _is_of_warning([line.text for line in lines[found.end : found.end + 3]])
         or _is_fenced(lines, found.first, found.end)
-        or _is_of_executed_text(prefix, found.exception),
+        or _is_of_executed_text(prefix, found.exception, lines[found.end :]),
     )
 
 
@@ -243,10 +244,12 @@ def _is_fenced(lines: Sequence[Line], first: int, end: int) -> bool:
     return opened and len(after) > FEW_FOLLOW
 
 
-def _is_of_executed_text(prefix: str, exception: ExceptionRecord) -> bool:
-    """Whether an indented traceback is of text that its program executed, as of a language model's, and quotes."""
+def _is_of_executed_text(prefix: str, exception: ExceptionRecord, after: Sequence[Line]) -> bool:
+    """Whether a traceback is of text that its program executed, as of a language model's, and that it quotes."""
+    if not exception.frames or not all(frame.file.startswith("<") for frame in exception.frames):
+        return False
     indented = bool(prefix) and not prefix.strip()
-    return indented and bool(exception.frames) and all(frame.file.startswith("<") for frame in exception.frames)
+    return indented or any(line.text.strip() and not is_aftermath(line.text) for line in after[:FENCED_LINES])
 
 
 def _is_of_warning(after: Sequence[str]) -> bool:
