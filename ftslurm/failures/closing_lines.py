@@ -73,7 +73,7 @@ OF_LOG = pattern(
 )
 GOES_ON = pattern(
     r"(?i)\b(retrying|(will|to) retry|entering retry loop|continuing|skipping|ignoring|falling back|resuming)\b"
-    r"|(?<!exception )\bignored\b"
+    r"|(?<!exception )\bignored\b|\((?:repaired|recovered|corrected|fixed)\)"
     r"|\busing (the )?defaults?\b|\b(?:try|trying) (?:it )?again\b|\bgo(?:es|ing) on\b|\b(?:second|next|another) try\b"
     r"|\b\d+ (?:of \d+ )?\w+ (?:were |was )?(?:skipped|ignored)\b"
     # What a program does instead, after what failed: "cache not readable, rebuilding".

@@ -112,3 +112,40 @@ def test_aftermath_is_recognized_in_linear_time(text: str) -> None:
     start = time.process_time()
     is_aftermath(text)
     assert time.process_time() - start < 0.5  # was 1.8 s
+
+
+SAMPLE = """Traceback (most recent call last):
+  File "{file}", line 20, in <module>
+    check(candidate)
+  File "{file}", line 8, in check
+    assert candidate([1, 2]) == 6
+{error}
+"""
+ERRORS = ("AssertionError", "TypeError: 'int' object is not iterable", "NameError: name 'x' is not defined")
+
+
+@pytest.mark.parametrize("end", ["pass@1 = 0.61\n", '{"pass@1": 0.6, "total": 30}\n'])
+@pytest.mark.parametrize("file", ["/tmp/tmpab{i}/solution.py", "<string>"])
+def test_a_program_that_goes_on_after_the_failures_of_generated_code_has_not_failed(
+    tmp_path: Path, file: str, end: str
+) -> None:
+    log = tmp_path / "slurm-1.out"
+    samples = (f"problem {i}\n" + SAMPLE.format(file=file.format(i=i), error=ERRORS[i % 3]) for i in range(30))
+    log.write_text("".join(samples) + end)
+    assert "no failure found" in render(report_of_logs(log))
+
+
+def test_the_last_of_many_exceptions_of_one_place_with_nothing_below_it_is_a_failure(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-1.out"
+    skipped = (f"step {i} loss 2\n{RAISED}" for i in range(9))
+    log.write_text("".join(skipped))
+    assert "some rank: ValueError: bad batch 42" in render(report_of_logs(log))
+
+
+@pytest.mark.parametrize(
+    "line", ["failed utterances: 3", "ERROR shard 17: checksum mismatch (repaired)", "failed predictions: 31 of 1000"]
+)
+def test_what_a_program_counts_or_has_repaired_is_no_failure(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "slurm-1.out"
+    log.write_text(f"{STEPS}{line}\nbye\n")
+    assert "no failure found" in render(report_of_logs(log))

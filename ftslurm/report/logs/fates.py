@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from functools import cached_property
+from itertools import islice, pairwise
 
 from ftslurm.failures.closing_lines import goes_on_without, went_on
 from ftslurm.pattern import pattern
@@ -39,6 +40,9 @@ _INSTEAD = pattern(
     r"|\boptional\b"
 )
 _SKIPPED = pattern(r"(?i)\b(?:skipped|ignoring)\b")
+USUAL = 5
+"""Exceptions of one place that a program has survived, from which on it survives the next one."""
+_VARIES = pattern(r"(?<=/)tmp\w{3,12}\b|\d+")
 
 
 class Fates:
@@ -57,7 +61,7 @@ class Fates:
         if each.by_hook or self.is_before_end(each):
             return True
         end = self._log.end_after(each.end, rank)
-        if self._was_left_behind(each, own) or self._was_done_without(each, own):
+        if self._was_left_behind(each, own) or self._was_done_without(each, own) or self._is_usual(each, own):
             return False
         if _is_of_feeder(each):
             return None
@@ -105,10 +109,36 @@ class Fates:
         """Whether few lines follow an exception, none of which shows that its program goes on."""
         if self._log.ends.processes or self._log.ends.job or went_on(each.headline) or ends_well(own, sole=False):
             return False
-        if self._was_tried_again(each, own):
+        if self._was_tried_again(each, own) or self._is_usual(each, own):
             return False
         ordinary, gap = self._log.ordinary(own, each.end, None)
         return not gap and ordinary <= CLOSING_LINES and not self._log.goes_on(each.end)
+
+    def _is_usual(self, each: Raised, own: Sequence[Line]) -> bool:
+        """Whether its program went on after such exceptions of the same place many times, and after this one, too.
+
+        As one that runs samples of generated code, in files of their own.
+        """
+        if self._log.ends.processes or self._log.ends.job:
+            return False
+        survived = bisect_right(self._after_survived.get(_place_of(each), []), each.begin)
+        if survived < USUAL:
+            return False
+        follow = islice(own, bisect_right(own, each.end, key=number_of), None)
+        return any(line.text.strip() and not is_aftermath(line.text) for line in follow)
+
+    @cached_property
+    def _after_survived(self) -> dict[tuple[str, str], list[int]]:
+        """The first lines of exceptions before which one of the same place was survived, by that place."""
+        by_place: dict[tuple[str, str], list[Raised]] = {}
+        for _, raised in self._log.raised:
+            for each in raised:
+                by_place.setdefault(_place_of(each), []).append(each)
+        return {
+            place: [b.begin for a, b in pairwise(same) if self._log.between(a.end, b.begin) > 0]
+            for place, same in by_place.items()
+            if len(same) > USUAL
+        }
 
     def _was_left_behind(self, each: Raised, own: Sequence[Line]) -> bool:
         """Whether the line below an exception says that its program goes on without what failed, and it did."""
@@ -189,3 +219,9 @@ def _is_of_feeder(each: Raised) -> bool:
     """Whether it is of the thread that feeds a queue to other processes, which goes on after it."""
     first = next(iter(each.exception.frames), None)
     return first is not None and first.function == "_feed" and first.file.endswith("multiprocessing/queues.py")
+
+
+def _place_of(each: Raised) -> tuple[str, str]:
+    """Return the innermost function of an exception, and its file without what differs from sample to sample."""
+    frame = each.exception.frames[-1] if each.exception.frames else None
+    return ("", "") if frame is None else (_VARIES.sub("#", frame.file), frame.function)

@@ -42,6 +42,7 @@ _IN_WORDS = pattern(
 # Of what a program evaluates.
 _COUNTED = pattern(
     r"(?i)\b(?:failed|failures?|errors?)\b[^:\d]{0,30}: ?\d{1,9} (?:of|out of|/) ?\d|\bfailures? by \w+:"
+    r"|\b(?:failed|errors?) [a-z]{1,20}: \d{1,9}\W*$|\((?:repaired|recovered|corrected|fixed)\)"
 )
 _HARMLESS = pattern(
     r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{3,4} |\[[WI] |\w*Warning: "

@@ -52,7 +52,8 @@ _METRICS = pattern(r"\s*train_runtime\s+=\s|\{'train_runtime': |\*{5} train metr
 _SAVED = pattern(r"(?i)\b(?:saved|uploaded|synced|wrote|written)\b(?!.{0,80}\b(?:error|fail))")
 _RESULTS = pattern(
     r"(?i)\b(?:results?|predictions?|metrics|scores?|summary)\b.{0,40}\b(?:saved|written)\b"
-    r"|\b(?:saved|wrote)\b.{0,20}\b(?:results?|predictions?|metrics|scores?|summary)\b"
+    r"|\b(?:saved|wrote)\b.{0,20}\b(?:results?|predictions?|metrics|scores?|summary|(?:best|final) model"
+    r"|(?:best|final) checkpoint)\b"
 )
 LAST_CHARACTERS = 80
 TAIL = 12
