@@ -28,11 +28,11 @@ from ftslurm.monitor.triage import (
     tree,
 )
 from ftslurm.pattern import pattern
-from ftslurm.report import consequence
 from ftslurm.report.facts import Failure, RoundFiles, Worker
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import VARIABLE, FirstFailure, location_of, log_end
 from ftslurm.report.hang_advice import AFTER_FAILURE, LOCKED, ONE_RECEIVES, RECEIVES, SILENT, advice_on
+from ftslurm.report.printed_last import output_end
 from ftslurm.report.reported_before import dead_thread, traceback_at_end
 from ftslurm.report.root_cause import HANG
 from ftslurm.report.wording import those_ranks
@@ -110,13 +110,13 @@ def hang_failure(
     short = _DEAD.match(dead) if len(dead) > DEAD_ROOM or parties else None
     then = hang.time_ns
     if len(suspect_ranks) == 1:
-        ends = traceback_at_end(files, rank, then) or consequence.output_end(files, rank, then, of_trouble=True)
+        ends = traceback_at_end(files, rank, then) or output_end(files, rank, then, of_trouble=True)
         remarks = (*ends, *_other_threads(files, rank))
     else:
         firsts = _parties(verdict)
         remarks = tuple(line for each in firsts for line in traceback_at_end(files, each, then))
         if not remarks:
-            lines = (consequence.output_end(files, each, then, of_trouble=True) for each in firsts)
+            lines = (output_end(files, each, then, of_trouble=True) for each in firsts)
             remarks = tuple(line for each in lines for line in each)
     plain = FirstFailure(
         round=files.number,
@@ -177,7 +177,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     advice = ONE_RECEIVES if receives else AFTER_FAILURE if raised else phrases.advice(found)
     dead = dead_threads(files, verdict)
     left = found.culprits[:1] if found.kind == LEFT else ()
-    ended = (traceback_at_end(files, rank, None) or consequence.output_end(files, rank) for rank in left)
+    ended = (traceback_at_end(files, rank, None) or output_end(files, rank) for rank in left)
     ends = [line for lines in ended for line in lines if line not in plain.remarks]
     return replace(
         plain,

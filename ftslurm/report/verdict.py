@@ -27,6 +27,7 @@ from ftslurm.report.lost_nodes import (
     unreachable_failure,
 )
 from ftslurm.report.named_ranks import named_first, odd_model
+from ftslurm.report.printed_last import last_output, output_end
 from ftslurm.report.remarks import of_rank, on_source, sender, while_handling
 from ftslurm.report.reported_before import behind_common
 from ftslurm.report.root_cause import (
@@ -366,7 +367,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *on_source(files, source, same, places),
             *collectives,
             *of_rank(files, this.failed, worker, tails),
-            *consequence.last_output(worker, tails, survived),
+            *last_output(worker, tails, survived),
         ),
     )
 
@@ -422,7 +423,7 @@ def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | No
     from ftslurm.report.standstill import standstill
 
     suspects = [rank for group in found.suspects for rank in group.ranks]
-    ends = consequence.output_end(files, suspects[0], of_trouble=True) if len(suspects) == 1 else ()
+    ends = output_end(files, suspects[0], of_trouble=True) if len(suspects) == 1 else ()
     more = (dead_threads(files, found), *ends, finished_ranks(found))
     remark = "; ".join(part for part in more if part)
     if records is not None:
