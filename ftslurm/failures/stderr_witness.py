@@ -83,6 +83,7 @@ _NATIVE_LINE = pattern(
 )  # of torch's C++ code and gloo's
 _FATAL = pattern(r"Fatal Python error: (.{1,200})$")
 _STACK = pattern(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
+_OF_THREAD = pattern(r"(?m)^.{0,40}(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):$")
 _TABLE_ROW = pattern(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
 _TABLE_CODE = pattern(r"\s+exitcode +: (-?\d{1,5}) ")
 _OF_CHILD = pattern(r"returned non-zero exit status|died with <Signals|exits with return code")
@@ -265,8 +266,7 @@ class _Search:
             if not _TIME_OVER.match(RANK_PREFIX.sub("", line)):
                 continue
             end = next((i for i in range(at + 1, len(self.lines)) if _TIME_OVER.match(self.lines[i])), at + DUMP_LINES)
-            stack = _STACK.findall("\n".join(self.lines[at:end][:DUMP_LINES]))
-            dumps.append(tuple(Frame(file, int(number), function) for file, number, function in reversed(stack)))
+            dumps.append(_main_stack(self.lines[at:end][:DUMP_LINES]))
         odd = [
             frames for frames in dumps if frames and not any("/torch/distributed/" in frame.file for frame in frames)
         ]
@@ -307,6 +307,15 @@ class _Search:
         if rank is None:
             return self._of(last)
         return Witness(CHILD, f"rank {rank} of a nested launcher: {code}")
+
+
+def _main_stack(dump: Sequence[str]) -> tuple[Frame, ...]:
+    """Return the stack of the main thread in faulthandler's dump of all threads, which does not mark it."""
+    texts = _OF_THREAD.split("\n".join(dump))
+    stacks = [_STACK.findall(text) for text in texts]
+    kept = [stack for stack in stacks if stack]
+    main = next((stack for stack in kept if stack[-1][2] == "<module>"), kept[-1] if kept else [])
+    return tuple(Frame(file, int(number), function) for file, number, function in reversed(main))
 
 
 def _called_at(inner: Witness, frames: tuple[Frame, ...]) -> Witness:

@@ -80,6 +80,15 @@ def test_it_is_read_as_what_it_is(name: str, tmp_path: Path) -> None:
     assert says in " ".join(render(report_of_logs(log)).split())
 
 
+def test_the_source_of_a_warning_above_a_traceback_does_not_say_that_it_was_ignored(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-1.out"
+    warning = (
+        "/e/torch/cuda/__init__.py:61: FutureWarning: pynvml is deprecated\n  import pynvml  # type: ignore[import]\n"
+    )
+    log.write_text(f"{STEPS}{warning}{RAISED}")
+    assert "some rank: ValueError: bad batch 42" in render(report_of_logs(log))
+
+
 def test_another_node_of_the_job_is_no_other_program(tmp_path: Path) -> None:
     log = tmp_path / "slurm-1.out"
     survived = behind("node1: ", f"{STEPS}{RAISED}{STEPS}")

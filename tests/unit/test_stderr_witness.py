@@ -502,3 +502,15 @@ def test_an_error_above_a_flood_of_warnings_of_two_lines_is_kept() -> None:
 def test_the_last_line_is_none_of_a_trap_that_only_names_a_line_of_its_script() -> None:
     missing = "cp: cannot stat '/w/tok.model': No such file or directory"
     assert last_line(f"{missing}\nrun.sh: line 5 failed\n") == missing
+
+
+def test_the_place_of_a_time_out_is_the_main_threads_in_whatever_order_faulthandler_dumps_them() -> None:
+    stacks = (
+        'Thread 0x7f1 (most recent call first):\n  File "/w/cache.py", line 31 in get_index\n'
+        '  File "/w/train.py", line 9 in <module>\n\n',
+        'Thread 0x7f2 (most recent call first):\n  File "/w/logsink.py", line 22 in run\n'
+        '  File "/usr/lib/python3.11/threading.py", line 1045 in _bootstrap\n\n',
+    )
+    for order in (stacks, stacks[::-1]):
+        found = witness("Timeout (0:30:00)!\n" + "".join(order))
+        assert found is not None and found.frames[-1].place == "/w/cache.py:31 in get_index"
