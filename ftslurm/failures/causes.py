@@ -147,6 +147,9 @@ def _with_found(evidence: Evidence, cause: Cause, found: Evidence | None) -> str
         root, handled = evidence.root, evidence.handled
         if not cause.vague:
             return text
+        # Of a group, what its first member has to say.
+        member = next((inner for how, inner in root.inner if how == MEMBER), None) if root is not evidence else None
+        root = root if member is None else member.root
         if root is not evidence and root.exception != "CancelledError":
             return _from(text, _describe(root, cause))
         return text if handled is None else f"{_first_line(text)} (after {_of_handled(handled, cause)})"

@@ -608,3 +608,13 @@ def test_an_exception_without_a_message_is_described_by_its_note() -> None:
         raise error
 
     assert described(record(verifies))[1] == "RuntimeError (while loading epoch 7)"
+
+
+def test_a_wrapper_of_a_group_shows_what_the_groups_member_has_to_say() -> None:
+    member = ExceptionRecord("ConnectionRefusedError", message="[Errno 111] Connect call failed")
+    group = ExceptionRecord("ExceptionGroup", message="in a TaskGroup (1 sub-exception)", exceptions=(member,))
+    frame = Frame("/w/train.py", 16, "features")
+    wrapper = ExceptionRecord("RuntimeError", message="features of epoch 0 unavailable", frames=(frame,), cause=group)
+    assert described(wrapper)[1] == (
+        "RuntimeError: features of epoch 0 unavailable (from ConnectionRefusedError: [Errno 111] Connect call failed)"
+    )
