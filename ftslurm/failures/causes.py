@@ -247,7 +247,7 @@ def _without_message(evidence: Evidence) -> str:
     note = next((note.strip() for note in evidence.notes if note.strip() and HAS_PROPERTY not in note), "")
     source = source_line(evidence.frames)
     if note and not source.startswith("assert"):
-        return f"({cut_middle(note.split(chr(10), 1)[0], _INNER_LIMIT)})"
+        return f"({_first_line(note)})"
     return f'in "{cut_middle(source, _INNER_LIMIT)}"' if source else ""
 
 

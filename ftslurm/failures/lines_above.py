@@ -15,7 +15,7 @@ from ftslurm.failures.closing_lines import (
 )
 from ftslurm.failures.logged_error import RANK_PREFIX
 from ftslurm.failures.reason import links
-from ftslurm.failures.traceback_text import tracebacks
+from ftslurm.failures.traceback_text import Traceback, tracebacks
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 
@@ -48,10 +48,15 @@ def has_type(exception: ExceptionRecord, name: str) -> bool:
     return any(each.type == name or f"{name}: " in each.message for each in links(exception))
 
 
+def _own_traceback(found: Sequence[Traceback], exception: str) -> Traceback | None:
+    """Return the last traceback of an exception of that type."""
+    return next((each for each in reversed(found) if has_type(each.exception, exception)), None)
+
+
 def line_before(text: str, exception: str) -> str:
     """Return the last line above the traceback of an exception of that type; empty if it reports no trouble."""
     lines = output_lines(text)
-    own = next((each for each in reversed(tracebacks(lines)) if has_type(each.exception, exception)), None)
+    own = _own_traceback(tracebacks(lines), exception)
     above = lines[: own.first] if own is not None else []
     while above and (is_summary(above[-1]) or not above[-1].strip()):
         above.pop()
@@ -71,7 +76,7 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
     """
     lines = output_lines(text)
     all_of_them = tracebacks(lines)
-    own = next((each for each in reversed(all_of_them) if has_type(each.exception, exception)), None)
+    own = _own_traceback(all_of_them, exception)
     if own is None:
         return ""
     # What Python printed and ignored is no reason.
@@ -116,7 +121,7 @@ def native_error_before(text: str, exception: str) -> str:
         exception: the type of the exception.
     """
     lines = output_lines(text)
-    own = next((each for each in reversed(tracebacks(lines)) if has_type(each.exception, exception)), None)
+    own = _own_traceback(tracebacks(lines), exception)
     above = lines[max(0, own.first - COMPILER_LINES) : own.first] if own is not None else []
     found = (_GLOG_ERROR.search(line) for line in reversed(above))
     return next((each["text"] for each in found if each is not None), "")

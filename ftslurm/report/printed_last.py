@@ -12,7 +12,7 @@ from ftslurm.text import cut_middle
 
 LINE_LIMIT = 160
 _OF_PEERS = pattern(r"Connection (?:closed|reset) by peer|gloo/|ProcessGroup|\bNCCL\b")
-_SAYS_LITTLE = ("abort", "interrupt", "dataloader-timeout")
+_UNSPECIFIC = ("abort", "interrupt", "dataloader-timeout")
 """Causes whose messages are the same whatever led to them."""
 
 
@@ -63,7 +63,7 @@ def last_output(worker: FailedWorker, tails: Sequence[LogTail], survived: Sequen
     stated = worker.cause.name == "exit" and worker.exit_code is None and worker.what not in ("", NO_END)
     stated = stated or (worker.cause.name == "abort" and ": " in worker.what)
     quoted = stated or {"stderr", "output"} & set(worker.evidence)
-    if quoted or not (worker.cause.silent or worker.cause.name in _SAYS_LITTLE):
+    if quoted or not (worker.cause.silent or worker.cause.name in _UNSPECIFIC):
         return []
     from ftslurm.failures.closing_lines import last_line, without_last
 

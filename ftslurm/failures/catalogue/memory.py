@@ -35,8 +35,9 @@ _NO_THREAD_LINE = (
 _NO_THREAD = rf"(?m)^({_NO_THREAD_LINE})"
 
 BY_SLURM = r"exceeded (?:step |job )?memory limit|Exceeded (?:step|job) memory limit"
-"""Slurm, LSF and PBS measure memory and kill by themselves: the kernel and its counters have no part in it."""
+"""Slurm measures memory and kills by itself: the kernel and its counters have no part in it."""
 BY_BATCH_SYSTEM = r"TERM_(?:MEMLIMIT|SWAP): job killed|PBS: job killed: p?v?mem "
+"""LSF and PBS do the same."""
 _REFUSED = either(
     exception("MemoryError"),
     exception(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
+from ftslurm.failures.causes import REPEATED
 from ftslurm.failures.nccl_timeout import timeout_in
 from ftslurm.failures.predicates import lost_child
 from ftslurm.pattern import pattern
@@ -28,8 +29,6 @@ from ftslurm.report.logs.table import seconds_between
 from ftslurm.report.logs.tracebacks import Crash, Raised
 
 _NUMBER = pattern(r"\d+(?:\.\d+)?")
-QUOTED = 12
-"""Characters from which on a message that another one contains is the same by no chance."""
 CLOCK_DOUBT_S = 2
 """Between the clocks of two nodes."""
 
@@ -177,7 +176,7 @@ class Assigner:
             return any(other is not None and other.call == waited.call for other in known)
         raised = (error.exception for rank, error in self._errors.items() if rank >= 0)
         texts = (exception.message.split("\n", 1)[0].strip() for exception in raised if exception is not None)
-        return any(len(text) >= QUOTED and text in each.thing.message for text in texts)
+        return any(len(text) >= REPEATED and text in each.thing.message for text in texts)
 
     def _others_stopped(self) -> bool:
         """Whether the log begins within a traceback, and torchrun stopped ranks: what follows may be one of these's."""

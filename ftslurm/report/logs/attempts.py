@@ -26,6 +26,8 @@ HEAD = 6
 LIMIT = 64
 MOVED_ON = 30
 """Lines of output after Slurm's line by which the job has begun again; a job that is being stopped prints fewer."""
+_MAY_GO_ON = ("REQUEUED", "PREEMPTED", "NODE_FAIL", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
+"""States of a job after which Slurm, or its user, may let it begin again in the same log."""
 LATER_LINES, NEIGHBOURS = 2000, 8
 KILL_WAIT = timedelta(minutes=5)
 """Time after Slurm's line after which no process of the attempt lives: more than the usual KillWait."""
@@ -165,14 +167,7 @@ def _requeued(lines: Sequence[Line], ends: Ends) -> Iterable[int]:
             1 for line in rest[:2000] if line.text != GAP and not is_aftermath(line.text) and not _is_at(line, end)
         )
         enough = 1 if end.state == "REQUEUED" else MOVED_ON if end.state in ("PREEMPTED", "NODE_FAIL") else None
-        again = end.state in (
-            "REQUEUED",
-            "PREEMPTED",
-            "NODE_FAIL",
-            "CANCELLED",
-            "TIMEOUT",
-            "OUT_OF_MEMORY",
-        ) and _goes_on(rest, end)
+        again = end.state in _MAY_GO_ON and _goes_on(rest, end)
         if (enough is not None and ordinary >= enough) or again or _known_begin(rest, masked, len(ends.job)):
             yield _after_slurm(rest, end.number)
 

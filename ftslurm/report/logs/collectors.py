@@ -17,7 +17,7 @@ from ftslurm.failures.logged_error import json_object, text_of, traceback_texts
 from ftslurm.pattern import pattern
 
 NEARLY_ALL = 0.95
-LABELLED = 0.8
+NAMED_SHARE = 0.8
 """Share of lines that begin with a program's name: what follows a carriage return of a progress bar has none."""
 FEWEST = 3
 OTHERS = 2
@@ -212,7 +212,7 @@ def _before_all(
     rests = [line[match.end() :] for line, match in zip(lines, found, strict=True) if match and line.strip()]
     # The first and the last line may be cut off. A logger's level is not before the frames of tracebacks.
     proved = form is _OF_PROGRAM and any(rest.startswith('  File "') for rest in rests)
-    share = LABELLED if proved else NEARLY_ALL
+    share = NAMED_SHARE if proved else NEARLY_ALL
     if len(rests) < FEWEST or len(full) - len(rests) > max(OTHERS, (1 - share) * len(full)):
         return None
     # A single name is a pod's, which stays as its label; names of several forms are no nodes'.

@@ -15,7 +15,7 @@ from ftslurm.report.logs.rank_errors import has_waited, record
 def late_ranks(log: AttemptLog, errors: Mapping[int, RankError]) -> set[int]:
     """Return the few ranks that printed no time-out of a collective while most others did."""
     waited = {rank for rank, error in errors.items() if timeout_in(error.message) is not None}
-    # Where the log ends before the ranks do, a watchdog may still have waited to speak.
+    # Where the log ends before the ranks do, a watchdog may not have reported yet.
     late = log.printed_ranks() - waited - log.noticed_ranks() if log.ends.processes or log.ends.job else set()
     late = late if waited else set()
     if not late and waited == errors.keys():
