@@ -6,8 +6,6 @@ What NCCL wrote decides whether the cause is on this rank or behind a connection
 
 from __future__ import annotations
 
-import re
-
 from ftslurm.pattern import pattern
 
 LIMIT = 64 * 1024  # characters of an output's end that are read
@@ -33,10 +31,13 @@ _LATE = (
     pattern(r"reached monitoredBarrier, but received errors while waiting for send/recv from rank (\d+)"),
     pattern(r"retrieving ncclUniqueId from \[(\d+)\]"),
     pattern(r"[Mm]issing ranks?:? \[?([\d][\d, ]{0,2000})"),
+    pattern(r"\branks? (\d[\d, -]{0,2000})(?: and \d+ more)? did not answer the peer heartbeat"),
 )
+_RUN = pattern(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 
 def late_ranks(message: str) -> tuple[int, ...]:
-    """Return the ranks that torch names as missing: by a monitored barrier, or in the set-up of NCCL."""
+    """Return the ranks named as missing: by a monitored barrier, the set-up of NCCL, or ftslurm's peer heartbeat."""
     found = next((match for match in (form.search(message) for form in _LATE) if match), None)
-    return tuple(int(number) for number in re.findall(r"\d+", found[1])) if found else ()
+    runs = _RUN.findall(found[1]) if found else ()
+    return tuple(rank for first, last in runs for rank in range(int(first), int(last or first) + 1))

@@ -273,7 +273,12 @@ def _held(problem: str) -> bool:
 
 def is_held(group: Group) -> bool:
     """Whether its ranks could not run when the stacks were collected: stopped, or in their node's kernel."""
-    return group.problem is not None and group.problem.startswith(("stopped", "in uninterruptible sleep"))
+    return is_stopped(group) or (group.problem or "").startswith("in uninterruptible sleep")
+
+
+def is_stopped(group: Group) -> bool:
+    """Whether its ranks had been stopped by a signal, or a debugger, when the stacks were collected."""
+    return (group.problem or "").startswith("stopped")
 
 
 def _with_error(over: Activity | None, rank: RankStacks) -> Activity | None:

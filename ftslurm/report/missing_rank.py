@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.own_code import own_frame
-from ftslurm.monitor.triage import NO_ANSWER, NONE, ODD, Triage, describe, is_held, with_suspects
+from ftslurm.monitor.triage import NO_ANSWER, NONE, ODD, Triage, describe, is_held, is_stopped, with_suspects
 from ftslurm.pattern import pattern
 from ftslurm.records.error import Frame
 from ftslurm.report.consequence import ABSENT, Origin
@@ -36,10 +36,13 @@ def suspects(places: Triage | None, worker: FailedWorker, found: Origin) -> Tria
     """
     if places is None or found.kind != ABSENT:
         return None
-    held = {rank for group in places.groups if is_held(group) for rank in group.ranks}
-    if held.issuperset(found.ranks):
+    held = [group for group in places.groups if is_held(group)]
+    unable = {rank for group in held for rank in group.ranks}.intersection(found.ranks)
+    # A stop lasts; in the kernel a rank may be for a moment, while the others wait for another one.
+    stopped = {rank for group in held if is_stopped(group) for rank in group.ranks}.intersection(found.ranks)
+    if stopped or len(unable) == len(found.ranks):
         # Whatever it was to come to, it could not run.
-        return with_suspects(places, found.ranks, NO_ANSWER, found.text)
+        return with_suspects(places, tuple(sorted(stopped or unable)), NO_ANSWER, found.text)
     if not _meeting(worker.frames):
         return None
     # Who came waits, too, even if it has not given up yet.

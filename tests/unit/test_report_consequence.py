@@ -419,6 +419,24 @@ def test_a_rank_that_was_stopped_while_the_others_waited_for_it_is_the_headline(
     assert "A signal stopped it" in text
 
 
+@pytest.mark.parametrize("by_rank_3", ["rank 2", "rank 0", "ranks 0-2"])
+def test_a_stopped_rank_that_the_peer_heartbeat_names_is_the_headline_though_others_had_not_failed_either(
+    tmp_path: Path, by_rank_3: str
+) -> None:
+    class PeerLostError(RuntimeError):
+        pass
+
+    run = RunBuilder(tmp_path, nodes=2).round()
+    for rank, lost in ((1, "rank 2"), (3, by_rank_3)):
+        text = f"{lost} did not answer the peer heartbeat 3 times in a row (time-out 1 s): ended, hung, or out of reach"
+        run.fail(rank, PeerLostError(text), frames=(("/w/train.py", 42, "main"), (C10D, 9, "all_reduce")), after_s=0.01)
+    run.history[-1]["failure"]["by_peers"] = True
+    run.hang(1, places={2: "stopped (SIGSTOP)", 0: [("/w/train.py", 42, "main"), (C10D, 9, "all_reduce")]})
+    cause, text = cause_and_text(run.stop())
+    assert cause["rank"] == 2
+    assert "FAILED: rank 2 on n2 was stopped (SIGSTOP) while the others waited for it" in text
+
+
 def test_of_ranks_that_agree_on_a_failure_the_one_that_printed_why_is_named(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in (2, 0, 1, 3):
