@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.agent.workers import Worker
 from ftslurm.kernel import descendants
-from ftslurm.monitor.flight_client import FETCH_S, FlightCollector
+from ftslurm.monitor import process_state
+from ftslurm.monitor.flight_client import FETCH_S, Answer, FlightCollector
 from ftslurm.monitor.stacks import TIMEOUT_S, Collector, Stacks, Target, encode
 from ftslurm.records.flight import NONE, SOCKET, FlightRecord
 
@@ -23,6 +24,7 @@ FETCH_STOP_S = 0.4
 READ_S = 5.0
 """Seconds after which records that are not read yet are left out: 64 full ones take 1 s."""
 POLL_S = 0.005
+_STOPPED = Answer(trouble="stopped by a signal")
 
 
 class StackCollection:
@@ -72,7 +74,8 @@ class StackCollection:
         self._collector: Collector | None = None
         self._flight: FlightCollector | None = None
         if records:
-            directories = {one.local_rank: one.record_dir for one in self.workers}
+            # A stopped process cannot answer; waiting for it, its stop may end before it is seen.
+            directories = {one.local_rank: one.record_dir for one in self.workers if not _is_stopped(one)}
             self._flight = FlightCollector(directories, FETCH_STOP_S if stop and urgent else FETCH_S, monotonic)
             self._flight.start()
         self._advance()
@@ -185,10 +188,16 @@ class StackCollection:
                 ),
             )
             for worker in self.workers
-            for answer in (answers[worker.local_rank],)
+            for answer in (answers.get(worker.local_rank, _STOPPED),)
         }
 
     def _stacks(self) -> dict[int, Stacks]:
         if self._collector is None:
             return {one.local_rank: Stacks(one.local_rank, problem="not collected in time") for one in self.workers}
         return self._collector.result()
+
+
+def _is_stopped(worker: Worker) -> bool:
+    """Whether a worker's process is stopped by a signal; a debugger's stop is short."""
+    state = process_state.status(f"/proc/{worker.rank_process[0]}") if worker.ended_ns is None else None
+    return state is not None and process_state.letter(state) == "T"
