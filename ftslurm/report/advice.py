@@ -60,6 +60,11 @@ _ALLOCATED = pattern(
     r"Of the allocated memory ([\d.]{1,12}) ([KMGT]?i?B|bytes) is allocated by PyTorch, and ([\d.]{1,12})"
     r" ([KMGT]?i?B|bytes) is reserved"
 )
+_WANTED = pattern(
+    r"Tried to allocate ([\d.]{1,12}) ([KMGT]?i?B|bytes).{1,120}? of which ([\d.]{1,12}) ([KMGT]?i?B|bytes) is free"
+)
+LARGE_SHARE = 0.25
+"""What another process has of a GPU, at least, as a part of what this one has, to be a reason why it is full."""
 LIBRARIES = 2
 """What a process has of a GPU, at most, as a multiple of what torch allocated: its context and libraries need some."""
 _TORCH_SYMBOL = pattern(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
@@ -254,14 +259,27 @@ def _gpu_memory(worker: FailedWorker) -> str | None:
     mine = _bytes(own[1], own[2]) if own is not None else None
     if by_torch is not None:
         mine = LIBRARIES * (_bytes(by_torch[1], by_torch[2]) + _bytes(by_torch[3], by_torch[4]))
-    if mine is None or not others or max(others)[0] <= mine:
+    if mine is None or not others:
         return None
-    _, pid, amount = max(others)
+    its, pid, amount = max(others)
+    if its > mine:
+        share = ", more than this rank"
+    elif own is not None and its >= mine * LARGE_SHARE and _would_fit(message, its):
+        share = ", without which this would fit"
+    else:
+        return None
     return (
-        f"Process {pid} has {amount} of this GPU, more than this rank: another rank on the same GPU (each needs its"
-        f" own,"
-        " by LOCAL_RANK), or a leftover of another job."
+        f"Process {pid} has {amount} of this GPU{share}: another rank on the same GPU (each needs its own, by"
+        " LOCAL_RANK), or a leftover of another job."
     )
+
+
+def _would_fit(message: str, its: float) -> bool:
+    """Whether what was to be allocated is free together with another process's memory, in bytes."""
+    wanted = _WANTED.search(message)
+    if wanted is None:
+        return False
+    return _bytes(wanted[1], wanted[2]) <= its + _bytes(wanted[3], wanted[4])
 
 
 def _bytes(number: str, unit: str) -> float:

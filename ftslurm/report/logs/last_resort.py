@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from ftslurm.dataclasses import dataclass, replace
-from ftslurm.failures.closing_lines import goes_on_without
+from ftslurm.failures.closing_lines import goes_on_without, is_summary
 from ftslurm.failures.reason import CUT
 from ftslurm.failures.stated_lines import Stated, stated_in
 from ftslurm.failures.stderr_witness import CHILD, Witness, witness
@@ -56,6 +56,7 @@ _HARMLESS = pattern(
 )
 _ANNOUNCES = pattern(r":\s*$|(?i:\b(?:critical|fatal) error)\W*$")
 _TOOL = pattern(r"(?:sbatch|salloc): error: ")
+_OF_TOOL = pattern(r"[\w./+-]{1,60}: \S")
 _STAMPS = pattern(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
 _PASSED_ON = pattern(r"\(RANK (\d{1,6})\)$")
 """At a header, of a traceback that torch's checkpoints pass on from another rank."""
@@ -161,8 +162,12 @@ def _of_operator(log: AttemptLog) -> LastResort | None:
 
 
 def _specified(lines: Sequence[Line], line: Line) -> Line:
-    """Return the error right above one by which Slurm's tools only state that there was one; else that line."""
+    """Return the error above one by which a tool only states that there was one; else that line."""
     at = lines.index(line)
+    if is_summary(line.text):
+        while at and _OF_TOOL.match(lines[at - 1].text):
+            at -= 1
+        return lines[at]
     above = lines[at - 1] if at and line.text.endswith(": Unspecified error") else None
     return above if above is not None and _TOOL.match(above.text) else line
 
@@ -201,7 +206,7 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
         has_results(each.text) for each in after
     ):
         return None
-    line = lines[first]
+    line = _specified(lines, lines[first])
     rank = log.rank_of(line)
     resort = _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", "")
     return replace(resort, error=replace(resort.error, message=_STAMPS.sub("", line.text).strip()[:500], quotes=()))

@@ -189,7 +189,9 @@ def _is_counted(found: Sequence[str]) -> bool:
 def _apart(found: re.Match[str]) -> str:
     """What follows a progress bar, in a line of its own; behind another label it is in one already."""
     labels = _LABELS.match(found.string, found.start())
-    border = "" if labels is not None and labels.end() == found.start("other") else "\n"
+    # torchrun and torch both label a line by its rank.
+    twice = found["other"].startswith("[rank") and found["before"].rstrip().endswith(found["other"].split(" ")[0])
+    border = "" if twice or (labels is not None and labels.end() == found.start("other")) else "\n"
     return f"{found['before']}{border}{found['other']}"
 
 
