@@ -21,6 +21,8 @@ _TYPE = pattern(r".{0,100}?(?:\w(?:Error|Exception|Exit|Interrupt)(?:: |\(['\"])
 _DATA = pattern(
     r"([\[{])(?:[^\[\]{}\n]{60,2000}|(?=(?:[^\[\]{},\n]{1,100},){3})[^\[\]{}\n]{40,2000})([\]}])(?=[\])}.,;]{0,20}$)"
 )
+# What is left of them at the end.
+_NO_DATA = pattern(r":? (?:\[\.\.\.\]|\{\.\.\.\})\.?$")
 _NAMES_ERROR = pattern(r"\w(?:Error|Exception)\b")
 # argparse's list of values, the process of a data loader, a source that is also with the evidence, and the number
 # of an error whose text follows.
@@ -114,6 +116,8 @@ def shortened(text: str, room: int) -> str:
         text = known.sub(short, text, count=1) if len(text) > room else text
     if len(text) > room:
         text = _DATA.sub(_without_data, text)
+    if len(text) > room:
+        text = _NO_DATA.sub("", text)
     if len(text) > room and (plain := _PLAIN_TYPE.sub("", text, count=1)) != text and len(plain) <= room:
         return plain
     if len(text) > room:
