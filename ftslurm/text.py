@@ -147,6 +147,9 @@ def cut_middle(text: str, limit: int) -> str:
         shorter = first[: len(first) - len(negation[0])].rpartition(" ")[0]
         if shorter and re.search(r"[._/\d]", first[len(shorter) :]) is None:
             first, last = shorter, f"{negation[0]}{last}"
+        else:
+            # Rather without what it denies.
+            last = last.partition(" ")[2] or last
     return f"{first.rstrip()} ... {last.lstrip()}"
 
 

@@ -110,6 +110,15 @@ def difference(timeouts: Mapping[int, CollectiveTimeout]) -> str:
     return ", ".join(shown) + (f", and {len(groups) - 3} more" if len(groups) > 3 else "")
 
 
+def is_mismatch(timeouts: Mapping[int, CollectiveTimeout]) -> bool:
+    """Return whether ranks were in different operations as the same collective of their sequence."""
+    numbered: dict[int, set[str]] = {}
+    for each in timeouts.values():
+        if each.operation and each.number is not None:
+            numbered.setdefault(each.number, set()).add(each.operation)
+    return any(len(operations) > 1 for operations in numbered.values())
+
+
 def odd_rank(timeouts: Mapping[int, CollectiveTimeout]) -> int | None:
     """Return the rank that alone was in another collective than the at least two others, which were in one; or None."""
     groups = _by_call(timeouts)

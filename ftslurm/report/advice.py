@@ -67,6 +67,7 @@ LARGE_SHARE = 0.25
 """What another process has of a GPU, at least, as a part of what this one has, to be a reason why it is full."""
 LIBRARIES = 2
 """What a process has of a GPU, at most, as a multiple of what torch allocated: its context and libraries need some."""
+_OBJECT = pattern(r"\b(?:s3|gs|gcs|oci|az|abfss?|hdfs|oss)://")
 _TORCH_SYMBOL = pattern(r"undefined symbol: \w{0,20}(?:c10|torch|at\d?[A-Z_])")
 _LOCAL_RANK = pattern(r"unrecognized arguments: .{0,200}(?P<option>--local[-_]rank)\b")
 _OF_JULIA = pattern(r"(?m)\bin expression starting at (?P<place>\S{1,400}:\d{1,9})$")
@@ -80,6 +81,7 @@ _CLIENT = pattern(
     r"|openai|anthropic|modelscope|evaluate)/|/torch/hub\.py$|/transformers/utils/hub\.py$"
 )
 _OWN_SERVER = "If the server is one of the job's own (vLLM, a reward model), see its log; else wait and try again."
+_FULL = pattern(r"(?m)^[\w./-]{1,80}: [^\n]{1,200}?: (?:Disk quota exceeded|No space left on device)$")
 _FLAG = pattern(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
@@ -109,6 +111,8 @@ def advice_on(
         return _exit(worker, tails, attempt)
     if name in _BY_CAUSE:
         return _BY_CAUSE[name](worker)
+    if name == "write-failed" and (seen := _FULL.search(stderr)) is not None:
+        return f'Another program printed why: "{seen[0]}": free space there, or write elsewhere.'
     if of_object := advice_on_object(worker):
         return of_object
     if name == "import-error":
@@ -123,6 +127,8 @@ def advice_on(
 def _missing_file(worker: FailedWorker, same: Alike | None) -> str | None:
     if worker.frames and worker.frames[-1].file.endswith("/shared_memory.py"):
         return "No process on this node has created this block of shared memory, or one has removed it."
+    if _OBJECT.search(worker.what):
+        return "Check that this object exists in the remote store, and whether all of it was uploaded there."
     if same is not None and same.scope in (ALL, EVERY_NODE) and len(same.nodes) > 1:
         return "It is missing on all nodes: check the path, and whether it is mounted there (or in the container)."
     return None

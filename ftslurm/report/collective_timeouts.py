@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ftslurm.failures.nccl_timeout import CollectiveTimeout, difference, odd_rank, timeout_of
+from ftslurm.failures.nccl_timeout import CollectiveTimeout, difference, is_mismatch, odd_rank, timeout_of
 from ftslurm.report.facts import RoundFiles
 from ftslurm.report.failed_worker import FailedWorker
 
@@ -24,6 +24,11 @@ def odd_one_first(files: RoundFiles, failed: Sequence[FailedWorker]) -> list[Fai
 def are_parted(files: RoundFiles, failed: Sequence[FailedWorker]) -> bool:
     """Return whether ranks were in different collectives."""
     return bool(difference(_timeouts(files, failed)))
+
+
+def are_mismatched(files: RoundFiles, failed: Sequence[FailedWorker]) -> bool:
+    """Return whether ranks called different operations as the same collective of their sequence."""
+    return is_mismatch(_timeouts(files, failed))
 
 
 def remark(files: RoundFiles, failed: Sequence[FailedWorker]) -> list[str]:

@@ -65,9 +65,10 @@ _AGAIN_IN_LOGS = (
     " store, may"
     " have been in the way."
 )
-_PARTED = (
+PARTED = (
     "All ranks of a group must call the same collectives in the same order: see what led these to different places."
 )
+"""Advice on ranks whose calls do not match."""
 _OPPOSITE = (
     "The ranks wait for each other in transfers that do not match: compare peer, tag, group and size on both sides."
 )
@@ -348,7 +349,7 @@ def advice(
         return "No rank had set these keys of the store in time: see which one should have."
     if places > 1:
         transfers = worker.frames and worker.frames[-1].function in _TRANSFERS
-        return _OPPOSITE if transfers else _PARTED
+        return _OPPOSITE if transfers else PARTED
     if world == 1:
         return "It is the only rank: nothing else could come to where it waited."
     return _ADVICE.get(worker.cause.name, _WAITED)

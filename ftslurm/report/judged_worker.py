@@ -111,7 +111,7 @@ def _judged(worker: FailedWorker, stderr: str, rows: Sequence[Cause]) -> FailedW
         cause=cause,
         what=describe(evidence, cause, where),
         frames=_frames_of(worker, evidence, where),
-        lines=(*worker.quotes, *proof_lines.lines(evidence, cause, where)),
+        lines=tuple(dict.fromkeys((*worker.quotes, *proof_lines.lines(evidence, cause, where)))),
     )
 
 

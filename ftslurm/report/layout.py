@@ -33,6 +33,8 @@ _BEHIND = pattern(
     r"| \(from (?:its child's output|its stderr|the line before it)\)(?=\W*$)"
     r"| \(on ranks? [\d, -]{1,200}\)(?=\W*$)"
     r"|, exceeded error retry count after \d+ attempts"
+    # Of argparse, the program's name.
+    r"|(?:(?<=: )|^)[\w./-]{1,120}: error: (?=\w)"
 )
 _OF_COMMAND = pattern(r"(\((?:after|from) \w+: [\w ]{1,40}?) of the command .*(?=\)$)")
 # Types that say nothing.

@@ -43,6 +43,7 @@ from ftslurm.report.wording import (
     SILENT,
     STACKS,
     STALLED,
+    THREAD,
     Json,
     after,
     crashes,
@@ -191,7 +192,7 @@ def _stopped(report: Json, style: Style) -> list[str]:
     lines = style.title(title, f": {reason}", "yellow", most=3)
     code = _exit(report) if report["source"] == SOURCE or report["exit_code"] is not None else ""
     still = standstill_of(report)
-    silent = any(each in reason for each in (SILENT, STACKS, STALLED))  # of a log
+    silent = any(each in reason for each in (SILENT, STACKS, STALLED, THREAD))  # of a log
     blame = "" if still is not None or silent or blames_a_rank(report) else "no rank is to blame"
     lines += style.wrapped("; ".join(p for p in (where, code, blame) if p))
     lines += [line for text in still_lines(still) for line in style.wrapped(text)]

@@ -349,6 +349,8 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     same = None if parted else alike(files, worker, others, following, this.world_size)
     if same is not None and source is None and not recorded and worker.cause.name in ("nccl-timeout", "nccl-abort"):
         advice = consequence.IN_ONE_CALL
+    if collective_timeouts.are_mismatched(files, this.failed):
+        advice = consequence.PARTED
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
     advice = "" if sender(files, worker) else advice  # the sender of the signal is known: nothing to look for
     survived = (*healthy_stderr(files, this.failed_ranks), *survived_stderr(files))

@@ -41,6 +41,8 @@ SILENT = "nothing was printed for the last "
 """Begins what a log without stacks shows of a job that had perhaps hung when it was ended."""
 STALLED = "by Horovod's inspector: "
 """Begins what a log with the lines of Horovod's stall inspector shows of it."""
+THREAD = "a thread of it had ended: "
+"""Begins what a log shows in which a thread ended by an exception, and little was printed after that."""
 STACKS = "by the stacks in the log: "
 """Begins what a log with stacks shows of it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ NODE_FAILED = """srun: error: Node failure on n2
 slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-01-19T10:11:12 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR \
 DETAILS ***
 """
+TRACE = 'Traceback (most recent call last):\n  File "/w/features.py", line 74, in join\n    x = t[7]\nKeyError: 7'
 INDEX = """Traceback (most recent call last):
   File "/home/ann/collate.py", line 58, in __call__
     labels[i, : ends[-1]] = -100
@@ -304,7 +306,7 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
             "trainer.log": "step 1\n" + REFUSED,
             "vllm_server.log": "INFO loading\n" + INDEX.replace("[rank2]: ", "").replace("IndexError", "ValueError"),
         },
-        "vllm_server.log, not read as the job's, ends with a failure: ValueError: list index out of range",
+        "the server's log (vllm_server.log) ends with a failure: ValueError: list index out of range",
     ),
     "a server's log beside a failure of the ranks' own": (
         {"trainer.log": "step 1\n" + INDEX, "vllm_server.log": "INFO loading\n" + UNRESOLVED},
@@ -393,6 +395,17 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
             "none_abcdefgh/attempt_0/1/stdout.log": "loss 2.0\n" * 5,
         },
         "no failure found",
+    ),
+    "nothing but what a collector writes as JSON lines": (
+        {
+            "pods.jsonl": "".join(
+                json.dumps({"levelname": "INFO", "message": f"step {i}", "pod": f"w-{i % 2}", "rank": i % 2}) + "\n"
+                for i in range(20)
+            )
+            + json.dumps({"levelname": "ERROR", "message": "failed", "pod": "w-1", "rank": 1, "exc_info": TRACE})
+            + "\n",
+        },
+        "FAILED: rank 1: KeyError: 7 at /w/features.py:74",
     ),
 }
 

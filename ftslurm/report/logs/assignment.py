@@ -219,7 +219,8 @@ class Assigner:
         started = [each for each in unnamed if isinstance(each.thing, Reason) and each.thing.kind == "spawn"]
         codes = {end.code for end in ends.values()}
         alike = len({headline_of(each.thing) for each in started}) == 1 and len(codes) == 1
-        several = len(started) >= len(ends) > 1
+        printed = sum(line.text == started[0].thing.line.text for line in self._log.lines) if started else 0
+        several = max(len(started), printed) >= len(ends) > 1
         if alike and len(started) == len(unnamed) and (not codes & {None, 0, 1} or (several and codes == {1})):
             for rank, end in list(ends.items()):
                 self._give(started[0], rank, end)

@@ -121,8 +121,9 @@ class Fates:
         """
         if self._log.ends.processes or self._log.ends.job:
             return False
-        survived = bisect_right(self._after_survived.get(_place_of(each), []), each.begin)
-        if survived < USUAL:
+        place = _place_of(each)
+        survived = bisect_right(self._after_survived.get(place, []), each.begin)
+        if survived < USUAL and place not in self._of_samples:
             return False
         follow = islice(own, bisect_right(own, each.end, key=number_of), None)
         return any(line.text.strip() and not is_aftermath(line.text) for line in follow)
@@ -139,6 +140,16 @@ class Fates:
             for place, same in by_place.items()
             if len(same) > USUAL
         }
+
+    @cached_property
+    def _of_samples(self) -> set[tuple[str, str]]:
+        """The places that are in a file of its own in each of several exceptions."""
+        files = {(_place_of(each), each.exception.frames[-1].file) for each in self._placed}
+        return {place for place, number in Counter(place for place, _ in files).items() if number > USUAL}
+
+    @property
+    def _placed(self) -> list[Raised]:
+        return [each for _, raised in self._log.raised for each in raised if each.exception.frames]
 
     def _was_left_behind(self, each: Raised, own: Sequence[Line]) -> bool:
         """Whether the line below an exception says that its program goes on without what failed, and it did."""

@@ -28,6 +28,8 @@ _ABOUT = pattern(
     r"|.*\.(?:dmesg|journal)"
 )
 """Names of files in which a user keeps what tools print about a job."""
+_COLLECTED = pattern(r".*\.(?:jsonl|ndjson)(?:\.gz)?")
+"""Names of what a log collector writes."""
 DEPTH = 2
 """Levels of folders that are searched where a directory itself has no output file."""
 
@@ -168,9 +170,11 @@ def _times(folder: Path, depth: int) -> dict[str, int]:
     """Return the times of the output files in a directory; of one without, of those in its folders."""
     level = [""]
     for _ in range(depth + 1):
-        found = {name: time for each in level for name, time in _times_in(folder, each).items() if is_output(name)}
-        # Text is a job's output only where nothing else is.
+        every = {name: time for each in level for name, time in _times_in(folder, each).items()}
+        found = {name: time for name, time in every.items() if is_output(name)}
+        # Text is a job's output only where nothing else is, and JSON lines where no text is.
         found = {name: time for name, time in found.items() if _is_log(name)} or found
+        found = found or {name: time for name, time in every.items() if _COLLECTED.fullmatch(name)}
         if found:
             return dict(list(found.items())[:MAX_FILES])
         level = [f"{each}{name}/" for each in level for name in folders(folder / each)][:MAX_FOLDERS]

@@ -20,7 +20,7 @@ from ftslurm.report.logs.hung import hung_rank
 from ftslurm.report.logs.last_resort import last_resort
 from ftslurm.report.logs.lines import GAP, Line
 from ftslurm.report.logs.matching import Matcher
-from ftslurm.report.logs.notes import notes_on, stalled_ranks
+from ftslurm.report.logs.notes import ended_thread, notes_on, stalled_ranks
 from ftslurm.report.logs.origins import QUOTE_LIMIT
 from ftslurm.report.logs.rank_errors import (
     UNKNOWN,
@@ -103,10 +103,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
         job = None  # Slurm itself, at the limit of memory
     if job is not None and (first is None or job.number < first or _follow(log, errors, job)):
         errors, tails, state = {}, {}, job.state
-        stalled = stalled_ranks(log)
-        inspected = f"{STALLED}rank {ranges(stalled)} had not joined" if stalled else ""
-        stood = (places(log), inspected, silence(log.lines, job)) if job.state in ("TIMEOUT", "CANCELLED") else ()
-        job = replace(job, why="; ".join(text for text in (job.why, *stood) if text))
+        job = replace(job, why=_why(log, job))
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"
@@ -126,6 +123,18 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}
     return Judged(errors, tails, locals_, state, failed_node, job, job_id, tuple(notes), resort is not None)
+
+
+def _why(log: AttemptLog, job: JobEnd) -> str:
+    """Return why a job was ended from outside, and what the log shows of what its ranks did before."""
+    if job.state not in ("TIMEOUT", "CANCELLED"):
+        return job.why
+    stalled = stalled_ranks(log)
+    inspected = f"{STALLED}rank {ranges(stalled)} had not joined" if stalled else ""
+    stood = (places(log), inspected, ended_thread(log, job), silence(log.lines, job))
+    # That the time was over is known; what the ranks did meanwhile is not.
+    why = "" if job.state == "TIMEOUT" and any(stood) else job.why
+    return "; ".join(text for text in (why, *stood) if text)
 
 
 def _add_oom(log: AttemptLog, errors: dict[int, RankError], tails: dict[int, str]) -> None:

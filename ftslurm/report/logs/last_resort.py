@@ -56,6 +56,12 @@ _HARMLESS = pattern(
 )
 _ANNOUNCES = pattern(r":\s*$|(?i:\b(?:critical|fatal) error)\W*$")
 _TOOL = pattern(r"(?:sbatch|salloc): error: ")
+# Of coreutils and their like.
+_COMMAND = pattern(
+    r"(?:\S{0,80}/)?(?:cp|mv|rm|ln|mkdir|rmdir|ls|cat|cd|dd|df|du|chmod|chown|touch|tar|gzip|gunzip|bzip2|xz|zstd|unzip"
+    r"|rsync|scp|ssh|sed|awk|grep|find|head|tail|tee|sort|mount|install|mktemp|realpath|stat|split|cut|tr): \S.{6,}"
+)
+_STATUS = pattern(r"(?i)\b(?:status|code|rc|exit|retcode)\b\W{0,3}[1-9]\d{0,2}\b")
 _OF_TOOL = pattern(r"[\w./+-]{1,60}: \S")
 _STAMPS = pattern(r"^\W{0,2}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\S{0,6}\W{0,3}|^\[[\d:.]{8,16}\]")
 _PASSED_ON = pattern(r"\(RANK (\d{1,6})\)$")
@@ -85,7 +91,7 @@ def last_resort(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
         )
         return _killed(log) or whole or cut_off
     found = _killed(log) or _stated(log, late) or cut_off or _last_error(log, late) or _late(log, late)
-    return found or _of_operator(log) or _error_line(log)
+    return found or _of_operator(log) or _error_line(log) or _of_command(log)
 
 
 def _killed(log: AttemptLog) -> LastResort | None:
@@ -113,6 +119,8 @@ def _stated(log: AttemptLog, late: Sequence[Found]) -> LastResort | None:
         return None
     # As ranks leave one after the other, the store and its clients warn of each other.
     above = log.lines[: bisect_left(log.lines, found[0][1].number, key=number_of)]
+    passed_over = {number for _, raised in log.raised for each in raised if each.ignored for number in each.numbers}
+    above = [line for line in above if line.number not in passed_over]
     if all(line.text.startswith("[W") for _, line in found) and ends_well(above, sole=False):
         return None
     each, line = min(found, key=lambda one: (one[0].value, one[1].number))
@@ -210,6 +218,20 @@ def _error_line(log: AttemptLog, end: int | None = None) -> LastResort | None:
     rank = log.rank_of(line)
     resort = _of(log, line, names_rank(line.text[:200]) if rank is None else rank, "", "")
     return replace(resort, error=replace(resort.error, message=_STAMPS.sub("", line.text).strip()[:500], quotes=()))
+
+
+def _of_command(log: AttemptLog) -> LastResort | None:
+    """Return what a command printed last that prints only in case of trouble, in any language, if a script failed."""
+    lines = [line for line in log.lines if line.text.strip() and line.text != GAP]
+    at = max((i for i, line in enumerate(lines) if _COMMAND.match(line.text)), default=None)
+    if at is None or log.ends.processes or ends_well(log.lines, sole=False):
+        return None
+    after = lines[at + 1 :]
+    if len(after) > AFTER_ERROR or not any(_STATUS.search(line.text) and not is_summary(line.text) for line in after):
+        return None
+    line = _specified(lines, lines[at])
+    resort = _of(log, line, None, "", "")
+    return replace(resort, error=replace(resort.error, message=line.text.strip()[:500], quotes=()))
 
 
 def _is_error(text: str) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 from ftslurm.failures.message_line import message_line
 from ftslurm.failures.nccl_timeout import timeout_in
+from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import reason
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import RankError
-from ftslurm.report.logs.attempt_log import BAR, OTHERS_LINES, AttemptLog
+from ftslurm.report.logs.attempt_log import BAR, OTHERS_LINES, AttemptLog, number_of
 from ftslurm.report.logs.dumps import place_of
+from ftslurm.report.logs.end import JobEnd
 from ftslurm.report.logs.finding import DEATH_SIGNAL, Finder
 from ftslurm.report.logs.hung import hung_rank, late_ranks
 from ftslurm.report.logs.lines import Line
@@ -20,12 +23,15 @@ from ftslurm.report.logs.rank_errors import DEAD_NODE, has_waited, is_cascade
 from ftslurm.report.logs.reasons import MISSING_DIRECTORY
 from ftslurm.report.logs.success import says_completed
 from ftslurm.report.logs.tracebacks import Raised, names_rank
+from ftslurm.report.wording import THREAD
 from ftslurm.text import plural, ranges
 
 _DIGITS = pattern(r"\d+")
 _MISSING_RANKS, _MISSING_RANK = pattern(r"^(?:Missing|Stalled) ranks:\s*$"), pattern(r"(\d{1,6})!?: \[")
 _MISSING_OF_TENSOR = pattern(r"\S \[missing ranks: (\d{1,6}(?:, ?\d{1,6}){0,63})\]")
 STALLED_SHOWN = 64
+STALL_LINES = 20
+"""Lines that a program prints at most after the end of a thread that it then waits for."""
 # Of torch's report on a desync (TORCH_NCCL_DESYNC_DEBUG).
 _DESYNCED = pattern(
     r"\s*- \[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,63})\] "
@@ -43,6 +49,15 @@ _NO_COMMAND = pattern(
     r"(?:^|/)(?P<script>[\w.-]{1,80}): line (?P<line>\d{1,6}): (?P<option>--?[A-Za-z][\w-]{0,60}).{0,80}"
     r": command not found$"
 )
+_THREAD = pattern(r"Exception in thread (.{1,80}?):?\s*$")
+_OVER_BUDGET = pattern(r"\bWorker \S{1,80} .{0,40}?(exceeded \d{1,3}% memory budget)")
+_NOT_FOUND = pattern(
+    r"(?:^|[/\s])[\w./-]{0,200}: line \d{1,6}: (?:module|ml|conda|mamba|micromamba|pyenv|spack|source|activate|nvm)\b"
+    r".{0,80}: (?:command not found|No such file or directory)$|(?:^|: )\S{1,200}/activate: No such file or directory$"
+    r"|^(?:module|ml|conda|mamba|spack): (?:command )?not found$"
+    r"|Unable to locate a modulefile for|CommandNotFoundError: Your shell has not been|EnvironmentNameNotFound"
+)
+_OF_ENVIRONMENT = frozenset(("SyntaxError", "ImportError", "ModuleNotFoundError", "IndentationError"))
 _OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
 
 
@@ -71,7 +86,7 @@ def notes_on(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], k
             notes.append(f"{of} had failed: {_first_line(earlier)}{_place(earlier)}")
         dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
         notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None else []
-        notes += _on_directory(log, errors) + _on_fabric(log, errors)
+        notes += _on_directory(log, errors) + _on_fabric(log, errors) + _on_memory(log, errors) + _on_shell(log, errors)
     refused = all(error.exception is None or error.exception.type == "SystemExit" for error in errors.values())
     return notes + (_on_broken_lines(log) if errors and refused else []) + _on_survived(log, finder, errors)
 
@@ -124,11 +139,29 @@ def _on_broken_lines(log: AttemptLog) -> list[str]:
     ]
 
 
+def _on_memory(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return why Dask ended the workers whose loss failed a task."""
+    if not any(error.exception is not None and error.exception.type == "KilledWorker" for error in errors.values()):
+        return []
+    found = [each[1] for line in log.lines if (each := _OVER_BUDGET.search(line.text)) is not None]
+    return [f"{plural(len(found), 'worker')} had {found[-1]} and been ended for it"] if found else []
+
+
+def _on_shell(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return that the shell had not found what sets the environment up, where a program could not begin in it."""
+    raised = [error.exception.type for error in errors.values() if error.exception is not None]
+    if not raised or not set(raised) <= _OF_ENVIRONMENT:
+        return []
+    first = min(error.order for error in errors.values())
+    missing = next((line.text for line in log.lines if line.number < first and _NOT_FOUND.search(line.text)), "")
+    return [f'the environment may be another one: "{missing.strip()[:100]}" above'] if missing else []
+
+
 def _on_survived(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> list[str]:
     """Return what was perhaps no end of a rank, where nothing better is known."""
     notes: list[str] = []
     survived = [end for end in log.ends.processes if was_survived(log, end)]
-    if survived and not errors:
+    if survived and not errors and not log.ends.oom:
         notes.append(f"not known to have ended a rank, because output follows: {survived[0].text.strip()[:200]}")
     without_reason = bool(errors) and all(error.kind == "exit" for error in errors.values())
     perhaps = finder.doubtful or (finder.distant if without_reason else [])
@@ -206,6 +239,25 @@ def _on_fabric(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
     return list(dict.fromkeys(f"{each['host']}: {each['text']}" for each in found if each is not None))[:2]
 
 
+def ended_thread(log: AttemptLog, end: JobEnd) -> str:
+    """Return the exception that ended a thread shortly before a program printed nothing more; empty: there is none.
+
+    Args:
+        log: the lines.
+        end: the job's, from outside.
+    """
+    for _, raised in log.raised:
+        for each in reversed(raised):
+            at = bisect_left(log.lines, each.begin, key=number_of)
+            named = _THREAD.search(log.lines[at - 1].text) if at else None
+            if named is None or each.end > end.number:
+                continue
+            count = log.between(each.end, end.number)
+            if count <= STALL_LINES:
+                return f"{THREAD}{named[1]}, {_first_line(each)}{_own_place(each)}; {plural(count, 'line')} followed"
+    return ""
+
+
 def stalled_ranks(log: AttemptLog) -> set[int]:
     """Return the ranks that Horovod's stall inspector named last."""
     named = [tensor[1] for line in log.lines if (tensor := _MISSING_OF_TENSOR.search(line.text)) is not None]
@@ -255,6 +307,11 @@ def _script(exception: ExceptionRecord) -> str:
 def _place(raised: Raised) -> str:
     frames = raised.exception.frames
     return f" at {frames[-1].file}:{frames[-1].line}" if frames else ""
+
+
+def _own_place(raised: Raised) -> str:
+    frame = own_frame(raised.exception.frames) if raised.exception.frames else None
+    return f" at {frame.place}" if frame is not None else ""
 
 
 def _first_line(raised: Raised) -> str:

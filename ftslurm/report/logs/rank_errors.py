@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ftslurm.dataclasses import replace
 from ftslurm.failures.catalogue.memory import BY_BATCH_SYSTEM, BY_SLURM
 from ftslurm.failures.causes import classify
@@ -25,6 +27,8 @@ UNKNOWN = -1
 """The first of the numbers of unknown ranks: each has its own negative one."""
 XIDS = 4
 LOCAL = ("localhost", "localhost.localdomain")
+_LSF_HOST = pattern(r"Job was executed on host\(s\) <(?:\d{1,6}\*)?(?P<host>[\w.-]{1,80})>")
+_FURTHER_HOST = pattern(r"\s+<")
 _BY_SCHEDULER = pattern(f"{BY_SLURM}|{BY_BATCH_SYSTEM}")
 _KILLED_PID = pattern(r"Killed? process (\d{1,9})\b")
 # Of DeepSpeed's launcher.
@@ -139,7 +143,17 @@ def oom_error(log: AttemptLog) -> RankError:
     error = record(ranks[0] if len(ranks) == 1 else UNKNOWN, "signal", "SIGKILL", number)
     error = replace(error, signal="SIGKILL", quotes=(text.strip()[:300],))
     error = with_end(error, killed[0]) if len(killed) == 1 else error
-    return replace(error, message=text.strip()[:300]) if _BY_SCHEDULER.search(text) is not None else error
+    if _BY_SCHEDULER.search(text) is None:
+        return error
+    return replace(error, message=text.strip()[:300], node=error.node or _sole_host(log))
+
+
+def _sole_host(log: AttemptLog) -> str | None:
+    """Return the only host on which LSF states that the job was executed; None: there are several, or none is known."""
+    for line, below in pairwise(log.lines):
+        if (found := _LSF_HOST.match(line.text)) is not None:
+            return None if _FURTHER_HOST.match(below.text) else found["host"]
+    return None
 
 
 def with_memory(log: AttemptLog, error: RankError) -> RankError:

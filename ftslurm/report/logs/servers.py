@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ftslurm.failures.message_line import message_line
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import Problem, RankError
@@ -41,7 +42,7 @@ def _failure_in(path: Path) -> str:
     problems: list[Problem] = []
     lines, _ = read_outputs([Output(path)], owners_of([path]), problems)
     errors = sorted(judge(lines).errors.values(), key=lambda error: error.order) if lines else []
-    return f"{path.name}, not read as the job's, ends with a failure: {_text(errors[0])}" if errors else ""
+    return f"the server's log ({path.name}) ends with a failure: {_text(errors[0])}" if errors else ""
 
 
 def _text(error: RankError) -> str:
@@ -51,4 +52,4 @@ def _text(error: RankError) -> str:
 
 
 def _line(raised: ExceptionRecord) -> str:
-    return f"{raised.type}: {raised.message}".split("\n", 1)[0]
+    return f"{raised.type}: {message_line(raised.message)}"

@@ -54,6 +54,8 @@ _RESULTS = pattern(
     r"(?i)\b(?:results?|predictions?|metrics|scores?|summary)\b.{0,40}\b(?:saved|written)\b"
     r"|\b(?:saved|wrote)\b.{0,20}\b(?:results?|predictions?|metrics|scores?|summary|(?:best|final) model"
     r"|(?:best|final) checkpoint)\b"
+    r"|\b(?:saved|wrote|written)\b.{0,80}(?<![a-z])(?:results?|predictions?|metrics|scores?)\.\w"
+    r"|\b(?:results?|metrics|scores?)\b\W{1,3}\{"
 )
 LAST_CHARACTERS = 80
 TAIL = 12

@@ -42,6 +42,8 @@ TAGGED_RANK = pattern(
     r"(?:\[Rank:|\bRankID:|Duplicate GPU detected : rank |communicator was aborted on rank |store based barrier on"
     r" rank: )(\d{1,6})\b"
 )
+_OF_NUMPY = "_ARRAY_API not found"
+"""Of a module for an older NumPy, with a traceback; if the import fails, another exception says so."""
 _SPAWNED = pattern(r"-- Process (\d{1,6}) terminated with\b")
 _LOGGED = pattern(
     r"^[EWF]\d{4} \d\d:|^\[[EWF] \d{4}-|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION)\b"
@@ -219,6 +221,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         caught,
         spawned=spawned is not None,
         ignored=found.ignored
+        or message == _OF_NUMPY
         or _is_below_ignored(lines, found.first)
         or (prefix[:1].isspace() and not prefix.strip() and _WARNING.search(before[:400]) is not None)
         or _is_of_warning([line.text for line in lines[found.end : found.end + 3]])
