@@ -63,8 +63,9 @@ _PROGRESS = pattern(
 )
 STEP = pattern(r"(?i)\b(step|epoch|iter(ation)?s?)\b\W{0,3}\d|\bloss\W{0,3}\d")
 # Of a line on a step by which a program says why it goes no further.
-_STOPS = pattern(
-    r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too|fail\w*)\b"
+STOPS = pattern(
+    r"(?i)\b(?:stop(?:s|ped|ping)?|diverg\w+|giv(?:es?|ing) up|abort\w*|exit\w*|quit\w*|nan|too|fail\w*|bye|stuck|hung"
+    r"|stall\w*|no (?:further |new )?(?:steps?|progress|heartbeats?|updates?) (?:for|since|after|within|in))\b"
 )
 # Lines that an exception's text does not have: of a log, of training, of a program that goes on.
 OF_LOG = pattern(
@@ -142,7 +143,7 @@ def last_line(text: str) -> str:
         if not bare.strip() or bare[0].isspace() or _AT_END.match(bare) or _ONLY_CODE.search(bare):
             continue
         if "Warning: " not in bare and not _PROGRESS.match(bare):
-            return "" if STEP.search(bare) and not _STOPS.search(bare) else bare
+            return "" if STEP.search(bare) and not STOPS.search(bare) else bare
     return ""
 
 

@@ -30,6 +30,7 @@ NO_TROUBLE = pattern(
     r"(?:0\b(?!\.)|none\b|no\b|\d*\.\d|\d+ found\b)|\b(?:0|no) errors?\b"
 )
 """A count, or a measure, of such."""
+_BOX = pattern(r"^\s*[│┃├└╰╭┌|]+[─━\s]*(?=\w[\w.]*(?:Error|Exception)\b)")
 _GIVES_UP = pattern(r"(?i)\b(?:giving|gave) up\b|\bfall(?:ing|s)? ?back\b")
 _SKIPS = pattern(r"(?i)\b(?:skip\w*|ignor\w*|drop\w*|retry\w*)\b.*: \S.{8}")
 _DIGITS = pattern(r"\d+")
@@ -87,7 +88,8 @@ def error_before(text: str, exception: str, *, mild: bool = False) -> str:
         return by_compiler
     found: list[str] = []
     for i in range(own.first - 1, max(0, own.first - FEW_LINES) - 1, -1):
-        line = lines[i]
+        # A logger draws a box around what it quotes.
+        line = _BOX.sub("", lines[i])
         if i in ignored:
             continue
         aftermath = AFTERMATH.match(RANK_PREFIX.sub("", line))

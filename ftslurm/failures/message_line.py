@@ -101,6 +101,8 @@ _ADVICE = pattern(
 _OPENERS = (":", "(", "[", "{")
 _POSITION = pattern(r"\s+(in|at|near|from) \S.{0,200}\bline \d")
 _WHOLE_LIMIT, _WHOLE_LINES = 600, 10
+_VALUES, LISTED = pattern(r"'[^']{0,200}'|\"[^\"]{0,200}\"|\d+"), 3
+_LEFT_OUT = pattern(r"\.\.\. \d+ (?:lines|characters|bytes) left out")
 _FEW, _SOURCE_INDENT = 3, 8
 _DETAIL = pattern(r"\s+\w[\w ]{0,30}: \S")
 _NO_TEXT = pattern(r"Trace[bB]ack \(most recent|File \"|Exception raised from|frame #\d|Last error")
@@ -164,8 +166,10 @@ def message_line(message: str) -> str:
         what = _without_place(first).rstrip(" :")
         return f"{_CODE_OF_CANN.sub('', what)}: {why.strip()}"[:LIMIT]
     first = _without_place(first)
+    *items, last = [line for line in rest.split("\n") if line.strip()] or [""]
+    concludes = _concludes(items, last)
     for line in rest.split("\n"):
-        if not first.endswith(_OPENERS) or len(first) > LIMIT:
+        if concludes or not first.endswith(_OPENERS) or len(first) > LIMIT:
             break
         first = f"{first} {line.strip()}".strip()
     return _with_end(_without_advice(first), rest)
@@ -184,6 +188,7 @@ def _with_end(first: str, rest: str) -> str:
     """Return a first line with the last one, if a list is between them, or a value that fills the first one."""
     *between, last = [line for line in rest.split("\n") if line.strip()] or [""]
     listed = len(between) > 1 and all(line[:1].isspace() for line in between) and not last[:1].isspace()
+    listed = listed or _concludes(between, last)
     filled = len(first) > LIMIT and bool(last)
     if (
         not (listed or filled)
@@ -193,7 +198,13 @@ def _with_end(first: str, rest: str) -> str:
         or _NO_TEXT.match(last)
     ):
         return first
-    return f"{first} ... {last}"
+    return f"{first} ... {last.strip()}"
+
+
+def _concludes(items: Sequence[str], last: str) -> bool:
+    """Whether a line follows items of one form, and has another one."""
+    forms = {_VALUES.sub("#", line) for line in items if not _LEFT_OUT.search(line)}
+    return len(items) >= LISTED and len(forms) == 1 and _VALUES.sub("#", last) not in forms
 
 
 def _without_indent(message: str) -> str:

@@ -17,6 +17,7 @@ from ftslurm.failures.closing_lines import (
     ENDS,
     OF_LOG,
     STEP,
+    STOPS,
     goes_on_without,
     is_summary,
     output_lines,
@@ -171,7 +172,8 @@ class _Search:
                 closing += form not in forms or not (informs or ENDS.search(line))
                 forms.add(form)
                 known = _CLOSING.search(line) is not None or (informs and not goes_on_without(line))
-                if logged is not None or closing > CLOSING_LINES or not known or STEP.search(line):
+                works = STEP.search(line) is not None and STOPS.search(line) is None
+                if logged is not None or closing > CLOSING_LINES or not known or works:
                     return logged or self._long_message(at, remaining)
             at -= 1
         return logged

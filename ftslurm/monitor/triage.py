@@ -187,7 +187,9 @@ def _describe_end(activity: Activity) -> str:
         return f"ending after {activity.raised}{at}"
     if activity.activity == JOINS_CHILD:
         return "at the end of Python, waiting for a child process"
-    return f"at the end of Python (the script had ended){f', which waits for a thread{at}' if at else ''}"
+    return (
+        f"at the end of Python, which waits for a thread{at}" if at else "at the end of Python (the script had ended)"
+    )
 
 
 def name_group(group: Group) -> str:
@@ -225,6 +227,9 @@ def _groups(everything: Sequence[RankStacks], calls: Mapping[tuple[str, int], st
             does, path = judged[frames]
         problem = each.stacks.problem
         over = ending(threads)
+        if over is not None and over.place is not None:
+            # The thread that it waits for says more than Python's own end.
+            frames = next((one.frames for one in threads if classify(one.frames).place == over.place), frames)
         if over is not None or (each.raised is not None and not threads):
             does, frames, path, others = _with_error(over, each), () if over is None or over.raised else frames, (), []
         if does is not None and problem is not None and not _held(problem):

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 from ftslurm.collectives import phrases
-from ftslurm.collectives.calls import as_of
-from ftslurm.collectives.finding import ABORTED, LEFT, Aborted, Finding, Party
+from ftslurm.collectives.calls import RankCalls, as_of
+from ftslurm.collectives.finding import ABORTED, ABSENT, LEFT, Aborted, Finding, Party
 from ftslurm.collectives.judgement import APART, CYCLE, NOTHING, Judgement, judge
-from ftslurm.dataclasses import replace
+from ftslurm.dataclasses import dataclass, replace
 from ftslurm.failures.causes import CASCADE
 from ftslurm.monitor.stack_classifier import ENDS, WAITS, WORKS
 from ftslurm.monitor.triage import COLLECTIVES, Group, Triage, describe, is_held, with_suspects
@@ -33,7 +33,16 @@ MISMATCH = "collective-mismatch"
 TIME_OUT = "collective-timeout"
 CLOCK_MARGIN_NS = 5 * 10**9
 """A call so long after a time-out came later for certain: clocks of nodes differ by less."""
+_NO_MEMBER = pattern(r"Running (\w+) on global rank \d+ which does not belong to the given group")
+PARTIES_NAMED = 2
+_WAITED = pattern(r"Timed out waiting (\d{1,9})ms")
 _RECEIVED = pattern(r"\b(\d{1,15}) vs (\d{1,15})\. Received data size doesn't match expected size")
+NO_MEMBER = "Leave the call to the members of the group, or pass the group of which the rank is one."
+"""Advice on a rank that called a collective of a group of others."""
+_CAME_LATER = (
+    "It came when the others had given up: see what kept it until then, as a lock or a file that these held, or slow"
+    " work."
+)
 _IN_TORCH = pattern(r'/torch/distributed/distributed_c10d\.py", line \d+ in (\w+)')
 _TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 _UNRECORDED = (*_TRANSFERS, "monitored_barrier")
@@ -59,9 +68,9 @@ def judge_collectives(
     # A script that has ended without an exception had left its newest call, whatever ended the rank while it was asked.
     scripts_ended = [each for each in by_stack if each.activity is not None and not each.activity.raised]
     elsewhere = _failed_in_unrecorded(files) | _ranks_that(scripts_ended, ENDS)
-    gave_up_ns = _gave_up(failed)
+    gave_up = _gave_up(files, failed)
     known = files.collectives.values()
-    asked = [one if gave_up_ns is None else as_of(one, gave_up_ns + CLOCK_MARGIN_NS) for one in known]
+    asked = [one if gave_up is None else as_of(one, gave_up.limit_ns(one.node)) for one in known]
     unchanged = {one.rank for one in asked if one == files.collectives[one.rank]}
     late = _asked_after_failure(files, failed_by_others) & unchanged
     mismatched = {each.rank for each in failed if each.cause.name == MISMATCH}
@@ -74,14 +83,33 @@ def judge_collectives(
     )
 
 
-def _gave_up(failed: Sequence[FailedWorker]) -> int | None:
+@dataclass(frozen=True)
+class _GaveUp:
+    """When a rank gave up waiting, by its node's clock."""
+
+    node: str
+    time_ns: int
+
+    def limit_ns(self, node: str) -> int:
+        """Return the time until which what a rank of a node called was perhaps in time."""
+        return self.time_ns + (0 if node == self.node else CLOCK_MARGIN_NS)
+
+
+def _gave_up(files: RoundFiles, failed: Sequence[FailedWorker]) -> _GaveUp | None:
     """Return when the first rank gave up waiting, if that was the first failure: what was called later came too late.
 
     Its process may have ended, and the records been taken, only when the late rank had come.
     """
-    timed = [(each.time_ns, each.cause.name) for each in failed if each.time_ns is not None]
-    first_ns, name = min(timed, default=(None, ""))
-    return first_ns if name == TIME_OUT else None
+    timed = [each for each in failed if each.time_ns is not None]
+    first = min(timed, key=lambda each: each.time_ns or 0, default=None)
+    if first is None or first.time_ns is None or first.cause.name != TIME_OUT:
+        return None
+    waited = _WAITED.search(first.what)
+    own = files.collectives.get(first.rank)
+    created = [call.created_ns for group in own.groups for call in group.calls.values()] if own is not None else []
+    # When its exception was recorded, its script's `finally` may have let the late rank go on.
+    over_ns = max(created) + int(waited[1]) * 10**6 if waited is not None and created else first.time_ns
+    return _GaveUp(first.node or "", min(over_ns, first.time_ns))
 
 
 def _asked_after_failure(files: RoundFiles, failed_by_others: Collection[int]) -> set[int]:
@@ -149,7 +177,41 @@ def nodes_of(files: RoundFiles) -> dict[int, str]:
 
 def statement(found: Judgement, files: RoundFiles) -> str:
     """Return what the culprits did, for use after their names."""
+    if _came_later(found, files):
+        root = found.root
+        assert root is not None
+        assert root.operation is not None
+        what, waited = phrases.call(root.operation, root.seq), phrases.those(sorted(root.waiting))
+        return f"came to {what} only when the time of {waited} was over ({phrases.group_name(root)})"
     return phrases.statement(found, ends_of(files))
+
+
+def _came_later(found: Judgement, files: RoundFiles) -> bool:
+    """Whether the culprits made the call in the end, but had not when the others gave up."""
+    root = found.root
+    if root is None or root.kind != ABSENT or not found.culprits:
+        return False
+    own = (files.collectives.get(rank) for rank in found.culprits)
+    return all(one is not None and _has_called(one, root) for one in own)
+
+
+def _has_called(one: RankCalls, root: Finding) -> bool:
+    return any(group.name == root.name and root.seq in group.calls for group in one.groups)
+
+
+def no_members(files: RoundFiles) -> list[str]:
+    """Return which ranks called a collective of a group of which they are no members, as torch warned."""
+    found = ((rank, _NO_MEMBER.search(tail.text)) for rank, tails in sorted(files.tails.items()) for tail in tails)
+    return [
+        f"rank {rank} called {warned[1]} of a group of which it is no member: torch warned, and it went on"
+        for rank, warned in found
+        if warned is not None
+    ][:PARTIES_NAMED]
+
+
+def advice_of(found: Judgement, files: RoundFiles) -> str:
+    """Return what to do about it."""
+    return _CAME_LATER if _came_later(found, files) else phrases.advice(found)
 
 
 def place_of(triage: Triage) -> str | None:
@@ -165,6 +227,10 @@ def place_of(triage: Triage) -> str | None:
 
 def text_of(found: Judgement, files: RoundFiles) -> str:
     """Return the judgement as a sentence; empty: no call was waited in."""
+    if _came_later(found, files):
+        nodes = nodes_of(files)
+        where = f" on {safe(nodes[found.culprits[0]])}" if len(found.culprits) == 1 else ""
+        return f"{phrases.those(found.culprits)}{where} {statement(found, files)}"
     return phrases.sentence(found, nodes_of(files), ends_of(files))
 
 
@@ -191,7 +257,7 @@ def as_dict(found: Judgement, files: RoundFiles, *, used: bool) -> Dict:
         "certain": found.certain,
         "used": used,
         "text": text_of(found, files),
-        "advice": phrases.advice(found),
+        "advice": advice_of(found, files),
         "remarks": phrases.remarks(found),
         "culprits": _ranks(found.culprits, nodes) if found.culprits else None,
         "group": None if root is None else root.name,

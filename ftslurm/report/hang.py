@@ -165,7 +165,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     """Return a hang as the records of the ranks' collectives show it."""
     from ftslurm.collectives import phrases
     from ftslurm.collectives.finding import LEFT
-    from ftslurm.report.collectives import involved, nodes_of, place_of, statement
+    from ftslurm.report.collectives import NO_MEMBER, advice_of, involved, no_members, nodes_of, place_of, statement
 
     nodes, ranks = nodes_of(files), list(found.culprits) or involved(found)
     where = tuple(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))[:8]
@@ -174,7 +174,9 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
     odd = [group for group in verdict.suspects if group.activity is not None and group.activity.activity in RECEIVES]
     receives = len(found.culprits) == 1 == len(odd)
     raised = not found.culprits and len(plain.remarks) == 1
-    advice = ONE_RECEIVES if receives else AFTER_FAILURE if raised else phrases.advice(found)
+    advice = ONE_RECEIVES if receives else AFTER_FAILURE if raised else advice_of(found, files)
+    outside = no_members(files)
+    advice = NO_MEMBER if outside else advice
     dead = dead_threads(files, verdict)
     left = found.culprits[:1] if found.kind == LEFT else ()
     ended = (traceback_at_end(files, rank, None) or output_end(files, rank) for rank in left)
@@ -188,7 +190,7 @@ def _by_collectives(plain: FirstFailure, files: RoundFiles, verdict: Triage, fou
         ranks=ranges(ranks),
         advice=plain.advice if locked else advice,
         evidence=(*plain.evidence, COLLECTIVES),
-        remarks=(*plain.remarks, *ends, *([dead] if dead else [])),
+        remarks=(*plain.remarks, *ends, *([dead] if dead else []), *outside),
         hang={
             **(plain.hang or {}),
             "verdict": COLLECTIVES if found.culprits else f"{COLLECTIVES}-{PARTIES}",

@@ -16,7 +16,14 @@ from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import alike, is_same
 from ftslurm.report.facts import Clocks, Doubt, History, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker, beside_crash
-from ftslurm.report.first_failure import MISSING, TOO_FEW, FirstFailure, location_of, worker_failure
+from ftslurm.report.first_failure import (
+    MISSING,
+    TOO_FEW,
+    FirstFailure,
+    location_of,
+    log_end,
+    worker_failure,
+)
 from ftslurm.report.judged_worker import judge
 from ftslurm.report.lost_nodes import (
     is_unreachable,
@@ -292,9 +299,15 @@ def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure 
     if beside is not None:
         where = location_of(beside.file, beside.line, beside.function, beside.source, this.cwd)
     if where is not None:
-        hang = {**hang, "where": f"at {where['shown']}:{where['line']}"}
+        of = f" (rank {own.rank})" if not records.culprits else ""
+        hang = {**hang, "where": f"at {where['shown']}:{where['line']}{of}"}
     return replace(
-        first, where=where or first.where, traceback=own_failure.traceback, stacks=own_failure.stacks, hang=hang
+        first,
+        where=where or first.where,
+        traceback=own_failure.traceback,
+        stacks=own_failure.stacks,
+        log=log_end(this.files.tails.get(own.rank, ()), own_failure.traceback),
+        hang=hang,
     )
 
 

@@ -459,6 +459,12 @@ def test_a_child_process_that_failed_leaves_its_output_in_the_record() -> None:
             "`EarlyStopping` callback to use any of the following: `train_loss`",
             "Early stopping conditioned on metric `val/loss` which is not available.",
         ),
+        (
+            "cannot load:\n"
+            + "".join(f"  unexpected tensor 'layers.{i}' of shape ({i}, 2)\n" for i in range(24, 300))
+            + "  => checkpoint was written for 300 layers, this model has 24",
+            "cannot load: ... => checkpoint was written for 300 layers, this model has 24",
+        ),
     ],
 )
 def test_a_message_in_one_line_keeps_its_reason(message: str, wanted: str) -> None:

@@ -289,8 +289,35 @@ def test_a_call_that_was_made_after_the_others_had_given_up_came_too_late(tmp_pa
     calls = [*REST, entry(118, "gloo:all_reduce", time_created_ns=START_NS + 900 * 10**9)]
     _, text = report_and_text(timed_out(tmp_path, calls))
     assert " ".join(text.split()).startswith(
-        "job-123 FAILED: rank 2 on n2 has not joined all_reduce #118 [4096 float32], in which ranks 0-1, 3"
+        "job-123 FAILED: rank 2 on n2 came to all_reduce #118 [4096 float32] only when the time of ranks 0-1, 3 was over"
     ), text
+    assert "hint: It came when the others had given up" in text
+
+
+def test_a_rank_of_the_same_node_that_came_when_a_script_had_freed_what_it_waited_for_came_too_late(
+    tmp_path: Path,
+) -> None:
+    """What the rank whose time was over held, as a lock, it frees before its exception is recorded."""
+    run = RunBuilder(tmp_path).round().steps(1, 120).wait(200)
+    run.fail(0, RuntimeError(TIMED_OUT), step=120)
+    run.fail(1, RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), step=120, after_s=0.01)
+    run.history[-1]["failure"]["by_peers"] = True
+    over_ns = START_NS + 199 * 10**9
+    calls = {0: over_ns - 30 * 10**9, 1: over_ns + 4 * 10**6}
+    for rank, created_ns in calls.items():
+        recorded(run, {rank: [*REST, entry(118, "gloo:barrier", time_created_ns=created_ns)]}, left=True)
+    _, text = report_and_text(run.stop().close("failed", "rank 0 on n1 failed"))
+    assert " ".join(text.split()).startswith("job-123 FAILED: rank 1 on n1 came to barrier #118"), text
+
+
+def test_a_rank_that_called_a_collective_of_a_group_of_others_is_named(tmp_path: Path) -> None:
+    run = timed_out(tmp_path, REST)
+    run.log(
+        3, "x.py:3222: UserWarning: Running all_reduce on global rank 3 which does not belong to the given group.\n"
+    )
+    _, text = report_and_text(run)
+    assert "rank 3 called all_reduce of a group of which it is no member" in " ".join(text.split())
+    assert "hint: Leave the call to the members of the group" in text
 
 
 def test_when_a_rank_has_ended_the_call_that_waited_for_it_is_named(tmp_path: Path) -> None:

@@ -309,6 +309,18 @@ def test_the_forward_call_of_a_gradient_ends_before_the_errors_own_traceback(tmp
     assert cause["advice"].startswith("That function has no finite gradient at its input")
 
 
+def test_the_exception_in_a_loggers_box_right_above_a_failure_is_quoted(tmp_path: Path) -> None:
+    box = (
+        "2026-11-27 07:56:36 | ERROR | An error has been caught in function 'load_vocab':\n"
+        '  │ File "/w/vocab.py", line 18, in read\n  │   with open(path) as f:\n'
+        "  └ FileNotFoundError: [Errno 2] No such file or directory: 'vocab/merges-1.txt'\n"
+    )
+    own = TRACEBACK.replace("KeyError: 'bos'", "TypeError: cannot unpack non-iterable NoneType object")
+    run = RunBuilder(tmp_path, nodes=2).round()
+    run.fail(1, TypeError("cannot unpack non-iterable NoneType object"), log=f"{box}{own}")
+    assert 'right above: "FileNotFoundError: [Errno 2] No such file' in " ".join(report_of(run.stop())[1].split())
+
+
 def test_what_python_ignored_right_above_a_failure_is_no_reason(tmp_path: Path) -> None:
     ignored = (
         "Exception ignored in: <function Shard.__del__ at 0x7f>\nTraceback (most recent call last):\n"

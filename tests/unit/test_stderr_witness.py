@@ -92,6 +92,7 @@ def prefixed(*prefixes: str) -> str:
         TRACEBACK + IGNORED,
         TRACEBACK + LOGGING,
         TRACEBACK + "ERROR: exiting with code 3\n",
+        TRACEBACK + "[watchdog] no step for 5 s after step 4, bye\n",
         TRACEBACK + "INFO cleaning up 8 loader workers\nclosing the log\n",
         TRACEBACK + "ERROR conda.cli.main_run:execute(49): `conda run python train.py` failed. (See above for error)\n",
         TRACEBACK

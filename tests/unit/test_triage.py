@@ -326,7 +326,7 @@ RECORDER = (
         (
             f"{thread((f'{LIB}/threading.py', 1002, '_bootstrap'), ('/home/ann/lm/up.py', 5, 'send'))}\n"
             f"{thread((f'{LIB}/threading.py', 1590, '_shutdown'), head='Current thread 0x00007f4f70cb3b80')}",
-            f"{ENDED}, which waits for a thread at up.py:5",
+            "at the end of Python, which waits for a thread at up.py:5",
         ),
         (
             thread((f"{LIB}/multiprocessing/util.py", 334, "_exit_function"), (f"{LIB}/x.py", 2, "join")),
@@ -341,6 +341,13 @@ def test_a_process_whose_script_is_over_is_at_no_place_of_the_script(text: str, 
     found = judged(*(rank(n, text=text) for n in range(4)))
     assert [describe(group) for group in found.groups] == [expected]
     assert (found.verdict, found.suspects) == (NONE, ())
+
+
+def test_the_stack_of_the_thread_that_the_end_of_python_waits_for_is_shown() -> None:
+    helper = thread((f"{LIB}/threading.py", 1002, "_bootstrap"), ("/home/ann/lm/up.py", 5, "send"))
+    main = thread((f"{LIB}/threading.py", 1590, "_shutdown"), head="Current thread 0x00007f4f70cb3b80")
+    found = judged(*(rank(n, text=f"{helper}\n{main}") for n in range(2)))
+    assert [frame.function for frame in found.groups[0].frames] == ["_bootstrap", "send"]
 
 
 def test_ranks_whose_script_is_over_are_waited_for_as_those_that_had_finished() -> None:
