@@ -36,7 +36,7 @@ from typing import Any
 from ftslurm.dataclasses import dataclass
 from ftslurm.report.facts import RoundNode, Snapshot
 from ftslurm.report.round_facts import begun_again
-from ftslurm.report.verdict import RoundVerdict
+from ftslurm.report.round_verdict import RoundVerdict
 from ftslurm.text import duration, plural
 
 PARTS = ("startup_s", "productive_s", "lost_s", "detection_s", "stopping_s", "other_s", "restart_s", "queue_s")

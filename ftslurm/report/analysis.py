@@ -20,6 +20,7 @@ from ftslurm.report.first_failure import FirstFailure
 from ftslurm.report.health import Attempted, health_report, refused
 from ftslurm.report.lineage import exit_code, lineage_report
 from ftslurm.report.lost_nodes import missing
+from ftslurm.report.round_verdict import RoundVerdict
 from ftslurm.report.rounds import defects_report, failed_ranks, rank_report, round_report
 from ftslurm.report.scheduler import (
     SCHEDULER,
@@ -33,7 +34,7 @@ from ftslurm.report.scheduler import (
 from ftslurm.report.scheduler import verdict as scheduler_verdict
 from ftslurm.report.stopped import stop_report
 from ftslurm.report.swallowed import swallowed
-from ftslurm.report.verdict import RoundVerdict, judge_rounds
+from ftslurm.report.verdict import judge_rounds
 from ftslurm.report.wording import brief, summary
 from ftslurm.text import clip, names, plural, ranges, safe
 

@@ -12,7 +12,7 @@ from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.lost_nodes import WORLD_LIMIT
 
 if TYPE_CHECKING:
-    from ftslurm.report.verdict import RoundVerdict
+    from ftslurm.report.round_verdict import RoundVerdict
 
 EARLIER_KEPT = 20
 

@@ -18,7 +18,7 @@ from ftslurm.report.first_failure import (
     worker_failure,
 )
 from ftslurm.report.root_cause import Follower, as_follower
-from ftslurm.report.verdict import RoundVerdict
+from ftslurm.report.round_verdict import RoundVerdict
 from ftslurm.text import ranges
 
 SLOW_KEPT = 64

@@ -5,23 +5,21 @@ All parts of the report, and all its formats, are made of these verdicts; nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ftslurm.dataclasses import dataclass, field, replace
-from ftslurm.failures.own_code import own_frame
+from ftslurm.dataclasses import replace
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
 from ftslurm.report.alike import alike, is_same
-from ftslurm.report.facts import Clocks, Doubt, History, RoundFiles, Snapshot
-from ftslurm.report.failed_worker import FailedWorker, beside_crash
+from ftslurm.report.awaited import absent_ranks, awaited_rank, by_records, deciding, triage_of
+from ftslurm.report.facts import Clocks, History, RoundFiles, Snapshot
+from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.report.first_failure import (
     MISSING,
     TOO_FEW,
     FirstFailure,
-    location_of,
-    log_end,
     worker_failure,
 )
 from ftslurm.report.judged_worker import judge
@@ -38,7 +36,6 @@ from ftslurm.report.printed_last import last_output, output_end
 from ftslurm.report.remarks import of_rank, on_source, sender, while_handling
 from ftslurm.report.reported_before import behind_common
 from ftslurm.report.root_cause import (
-    Follower,
     attempts_of,
     hang_of,
     healthy_stderr,
@@ -47,7 +44,6 @@ from ftslurm.report.root_cause import (
     survived_stderr,
 )
 from ftslurm.report.round_facts import (
-    Cost,
     attempt_of,
     ended_ns,
     linked,
@@ -56,78 +52,13 @@ from ftslurm.report.round_facts import (
     started_ns,
     world_size_of,
 )
+from ftslurm.report.round_verdict import RoundVerdict
 from ftslurm.text import first_line, ranges
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
     from ftslurm.monitor.triage import Triage
     from ftslurm.report.standstill import Standstill
-
-
-@dataclass(frozen=True)
-class RoundVerdict:
-    """All that is known and concluded about a round.
-
-    Attributes:
-        number: its number.
-        files: its records, with times of clocks that are far off corrected.
-        attempt: the attempt that formed it.
-        nodes: its nodes.
-        world_size: its number of ranks.
-        started_ns, ended_ns: its begin and end.
-        outcome: as recorded, else according to all files; "running" or "unknown" without an end.
-        over: whether it ended, and not with success, so that each rank's end should be recorded.
-        reason: the recorded one.
-        first_step, last_step: the lowest and highest training step that its ranks reported.
-        optimizer_steps: where none reported any, the lowest and highest step of their optimizers; see `begun_again`.
-        first: the first failure.
-        same_time: primary failures that the clocks do not prove to be later, with their uncertainty.
-        failed: all judged workers that failed by themselves, root cause first.
-        others: those of them that are not the first failure.
-        following: further ranks with cascades, by cause, see `ftslurm.report.root_cause.Failures`.
-        places: the triage of the ranks' stacks, if there are any.
-        triage: the same if a rank hung; its suspects are those of the records of collectives, where these decide.
-        collectives: what the records of the ranks' collectives show, if there are any.
-        by_collectives: whether the first failure, or the standstill, follows from them.
-        standstill: that no rank had moved before the round was stopped from outside.
-        cwd: the working directory of its attempt.
-        scheduler: Slurm's action that ended it, as text.
-        recovered: whether the job went on after a failure.
-        cost: None if no further round followed, or it succeeded.
-    """
-
-    number: int
-    files: RoundFiles
-    attempt: str | None
-    nodes: tuple[str, ...]
-    world_size: int | None
-    started_ns: int | None
-    ended_ns: int | None
-    outcome: str
-    over: bool
-    reason: str | None
-    first_step: int | None
-    last_step: int | None
-    cwd: str | None = None
-    first: FirstFailure | None = None
-    same_time: Sequence[tuple[FailedWorker, Doubt]] = ()
-    failed: Sequence[FailedWorker] = ()
-    others: Sequence[FailedWorker] = ()
-    following: Mapping[str, Sequence[Follower]] = field(default_factory=dict)
-    places: Triage | None = None
-    triage: Triage | None = None
-    collectives: Judgement | None = None
-    by_collectives: bool = False
-    standstill: Standstill | None = None
-    scheduler: str | None = None
-    recovered: bool = False
-    cost: Cost | None = None
-    optimizer_steps: tuple[int, int] | None = None
-
-    @property
-    def failed_ranks(self) -> set[int]:
-        """The ranks that failed by themselves."""
-        return {s.rank for s in self.failed} | {each.rank for group in self.following.values() for each in group}
 
 
 def judge_rounds(snapshot: Snapshot, clocks: Clocks) -> list[RoundVerdict]:
@@ -153,7 +84,7 @@ def _judge_round(snapshot: Snapshot, clocks: Clocks, number: int, *, newest: boo
     judged = consequence.most_telling_first(clocks, number, failures.judged)
     judged = named_first(collective_timeouts.odd_one_first(files, judged))
     outcome = outcome_of(snapshot, files, entry, judged, newest=newest)
-    places = _triage_of(files) if files.stacks else None
+    places = triage_of(files) if files.stacks else None
     collectives = _judged_collectives(files, places, failures)
     still = _standstill(files, places, collectives) if outcome == "stopped" else None
     progress = [w.progress for n in files.nodes for w in n.workers if w.progress is not None]
@@ -191,9 +122,9 @@ def _with_first(snapshot: Snapshot, clocks: Clocks, entry: History | None, this:
         return this
     first, others = _first(snapshot, clocks, entry, this)
     if first is not None and "collectives" in first.evidence and this.collectives is not None:
-        this = replace(this, triage=_by_records(this, this.collectives), by_collectives=True)
+        this = replace(this, triage=by_records(this, this.collectives), by_collectives=True)
     elif first is not None and first.hang is not None and first.hang["verdict"] in (MISSING, TOO_FEW):
-        this = replace(this, triage=_missing(clocks, this, others) or this.triage)
+        this = replace(this, triage=absent_ranks(clocks, this, others) or this.triage)
     if first is not None and first.node is not None and first.time_ns is not None:
         first = replace(first, doubt=clocks.error_ns(this.number, first.node, first.time_ns))
     by_worker = first is not None and first.rank is not None and first.hang is None
@@ -216,8 +147,8 @@ def _first(
         from ftslurm.report.hang import hang_failure, is_end_of_failure, is_first, without_hung
 
         found = without_hung(hang, found)
-        records = _deciding(this)
-        verdict = _by_records(this, records) if records is not None else this.places or _triage_of(files)
+        records = deciding(this)
+        verdict = by_records(this, records) if records is not None else this.places or triage_of(files)
         if not lost and is_first(hang, found) and not is_end_of_failure(hang, found, verdict):
             first = hang_failure(files, hang, verdict, this.last_step, this.cwd, records)
             return health.with_proofs(snapshot, first), found
@@ -227,10 +158,10 @@ def _first(
     if not found:
         return None, []
     found = [*_swallowed(snapshot, clocks, this, found), *found]
-    awaited = _awaited(this, found)
+    awaited = awaited_rank(this, found)
     if awaited is not None:
         return health.with_proofs(snapshot, awaited), found
-    absent = _missing(clocks, this, found)
+    absent = absent_ranks(clocks, this, found)
     if absent is not None:
         from ftslurm.report.missing_rank import missing_rank, too_few_ranks
 
@@ -256,76 +187,6 @@ def _swallowed(
 
     hidden = swallowed_failure(this.files, source.ranks, snapshot.causes)
     return [] if hidden is None else [hidden]
-
-
-def _awaited(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFailure | None:
-    """Return the rank for which the others waited until their time was over, or its end broke their connections.
-
-    Or that ranks waited for each other in a cycle. None: the first failure has a reason of its own, or the records of
-    the ranks' collectives show neither.
-    """
-    worker, records = found[0], _deciding(this)
-    if records is None:
-        return None
-    from ftslurm.collectives.finding import ABORTED, DIFFERENT
-    from ftslurm.collectives.judgement import CYCLE
-
-    differ = records.kind in DIFFERENT and records.certain
-    waited = bool(records.culprits or records.kind == CYCLE or differ) and worker.cause.cascade
-    mismatched = worker.cause.name == "collective-mismatch" and records.kind in (*DIFFERENT, ABORTED)
-    if not waited and not mismatched:
-        return None
-    if worker.cause.name in consequence.BY_ITSELF or consequence.is_own_statement(worker):
-        return None
-    if worker.rank in records.culprits and worker.cause.name not in consequence.OF_PEERS:
-        return None  # what it raised itself is why it did not come
-    from ftslurm.report.hang import hang_failure
-    from ftslurm.report.missing_rank import noticed_by
-
-    noticed = noticed_by(worker, this.number)
-    first = hang_failure(this.files, noticed, _by_records(this, records), this.last_step, this.cwd, records)
-    own = next((each for each in found if each.rank == first.rank), None)
-    if own is None and worker.frames and not (first.hang or {}).get("where"):
-        # Of a rank that had ended, only the one that waited for it has a place.
-        frame = own_frame(worker.frames)
-        place = f"at {frame.file.rpartition('/')[2]}:{frame.line} (rank {worker.rank})"
-        return replace(first, hang={**(first.hang or {}), "where": place})
-    if own is None:
-        return first
-    # What it called is in its own traceback; gloo aborts a process in a thread of its own.
-    own_failure = worker_failure(this.number, own, (), this.cwd)
-    beside = beside_crash(own) if own_failure.where is None else None
-    where, hang = own_failure.where, first.hang or {}
-    if beside is not None:
-        where = location_of(beside.file, beside.line, beside.function, beside.source, this.cwd)
-    if where is not None:
-        of = f" (rank {own.rank})" if not records.culprits else ""
-        hang = {**hang, "where": f"at {where['shown']}:{where['line']}{of}"}
-    return replace(
-        first,
-        where=where or first.where,
-        traceback=own_failure.traceback,
-        stacks=own_failure.stacks,
-        log=log_end(this.files.tails.get(own.rank, ()), own_failure.traceback),
-        hang=hang,
-    )
-
-
-def _missing(clocks: Clocks, this: RoundVerdict, found: Sequence[FailedWorker]) -> Triage | None:
-    """Return the ranks' locations with those as suspects that did not come to where the others gave up; None: unknown.
-
-    Without a suspect: all ranks of the job came, and waited for more.
-    """
-    worker = found[0]
-    if this.places is None or not worker.cause.cascade or worker.cause.name in consequence.BY_ITSELF:
-        return None
-    from ftslurm.report.missing_rank import suspects, there, waits_for_more
-
-    source = consequence.origin(this.files, clocks, found, this.following)
-    source = source or consequence.origin(this.files, clocks, found, this.following, there(this.places, worker))
-    if source is None or consequence.is_own_statement(worker):
-        return None
-    return suspects(this.places, worker, source) or waits_for_more(this.places, worker, source, this.world_size)
 
 
 def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstFailure:
@@ -415,22 +276,6 @@ def _judged_collectives(files: RoundFiles, places: Triage | None, failures: root
     return judge_collectives(files, places, cascades, failures.judged)
 
 
-def _deciding(this: RoundVerdict) -> Judgement | None:
-    """Return what the records of the ranks' collectives show, if it takes the place of the stacks' verdict."""
-    if this.collectives is None:
-        return None
-    from ftslurm.report.collectives import decides
-
-    return this.collectives if decides(this.collectives, this.places) else None
-
-
-def _by_records(this: RoundVerdict, records: Judgement) -> Triage:
-    """Return the ranks' locations with the suspects of the records."""
-    from ftslurm.report.collectives import text_of, triage_by
-
-    return triage_by(records, this.places or _triage_of(this.files), text_of(records, this.files))
-
-
 def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | None) -> Standstill | None:
     if found is None:
         return None
@@ -453,10 +298,3 @@ def _standstill(files: RoundFiles, found: Triage | None, records: Judgement | No
             return None if still is None else replace(still, triage=named, by_records=True)
     idle_s = {rank: calls.idle_s for rank, calls in files.collectives.items()}
     return standstill(files.stacks, found, remark, idle_s=idle_s)
-
-
-def _triage_of(files: RoundFiles) -> Triage:
-    from ftslurm.monitor.triage import triage
-    from ftslurm.report.rank_stacks import of_all_ranks
-
-    return triage(of_all_ranks(files), files.calls)
