@@ -80,10 +80,29 @@ _FORMS = (
         pattern(r"\s+(?P<file>\S{1,300}\.go):(?P<line>\d{1,9})"),
         pattern(r"goroutine \d+ \["),
     ),
-    _Form(pattern(r"(?P<text>Error (?:in .{1,200})?:.{0,300})$"), None, pattern(r"Execution halted$")),  # R
+    _Form(
+        pattern(
+            r"(?P<text>(?:Error|Fehler|Erreur|Errore|Erro|Ошибка)(?: (?:in|dans|en|em|в) .{1,200}?)?\s*: ?.{0,300})$"
+        ),
+        None,
+        pattern(
+            r"(?:Execution halted|Ausführung angehalten|Exécution arrêtée|Ejecución interrumpida|Esecuzione interrotta"
+            r"|Execução interrompida|Выполнение остановлено|停止执行)\W*$"
+        ),
+    ),  # R
+    _Form(
+        pattern(r"\{?(?P<text>Error using (?P<function>[\w.>/+]{1,200})(?: \(line (?P<number>\d{1,9})\))?)$"),
+        None,
+        pattern(r"Error in [\w.>/+]{1,200} \(line \d{1,9}\)$"),
+    ),  # MATLAB
 )
 _CAUSED = "Caused by: "
-_MAYBE = pattern(r"panic|Exception|ERROR: |forrtl: |Fortran runtime|: (?:fatal )?error: |^Error ")
+_NESTED = pattern(r"\s+nested task error: (.{1,300})$")
+"""Of Julia, the reason of a task's failure."""
+_MAYBE = pattern(
+    r"panic|Exception|ERROR: |forrtl: |Fortran runtime|: (?:fatal )?error: "
+    r"|^\{?(?:Error|Fehler|Erreur|Errore|Erro|Ошибка)\b"
+)
 
 
 def foreign_reason(lines: Sequence[str]) -> Foreign | None:
@@ -111,7 +130,13 @@ def _found(lines: Sequence[str], at: int, form: _Form, head: re.Match[str]) -> F
     if form.place is not None:
         near = [*lines[inner + 1 :], *lines[max(0, at - 2) : at]]
         place = next((found for line in near if (found := form.place.match(line)) is not None), None)
+    nested = next((i for i in range(at + 1, min(at + 6, len(lines))) if _NESTED.match(lines[i])), None)
+    if nested is not None and (task := _NESTED.match(lines[nested])) is not None:
+        at, names = nested, {**names, "text": task[1]}
     text = names.get("text") or next((line.strip() for line in lines[at + 1 : at + 3] if line.strip()), "")
+    if text.rstrip().endswith(":") or "number" in names:
+        # Of R and MATLAB, the message follows its place.
+        text = f"{text.rstrip()} {next((line.strip() for line in lines[at + 1 : at + 3] if line.strip()), '')}"
     frame = None
     if place is not None:
         function = place.groupdict().get("function") or "<module>"

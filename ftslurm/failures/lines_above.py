@@ -22,7 +22,8 @@ from ftslurm.records.error import ExceptionRecord
 FEW_LINES, COMPILER_LINES, SAME_LINES = 4, 12, 40
 TROUBLE = pattern(
     r"\w(?:Error|Exception)\b|\b(?i:error|fail(?:ed|ure)|fatal|denied|refused|rejected|cannot|can't|could not|unable"
-    r"|invalid|unsupported|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded)\b"
+    r"|invalid|unsupported|not found|not available|no such|no module|unknown|unreachable|timed out|exceeded|killed"
+    r"|crashed)\b"
 )
 """Words by which a line reports that something failed."""
 NO_TROUBLE = pattern(

@@ -72,7 +72,12 @@ def gave_up_waiting(name: str, message: str, frames: Sequence[Frame]) -> bool:
     """
     if not interrupts_wait(frames) or name in ("SystemExit", "KeyboardInterrupt"):
         return False
-    return _ALARM.search(f"{frames[-1].function} {name} {message[:400]}") is not None
+    return is_of_alarm(f"{frames[-1].function} {name} {message[:400]}")
+
+
+def is_of_alarm(text: str) -> bool:
+    """Return whether a function and the exception that it raises, as text, are those of an alarm's handler."""
+    return _ALARM.search(text) is not None
 
 
 def _is_entry(frame: Frame) -> bool:

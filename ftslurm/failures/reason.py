@@ -131,6 +131,9 @@ def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
     masked = exception.context
     if masked is None or exception.cause is not None:
         return None
+    # A library that the cleanup calls raises its own exception while it handles another one.
+    behind = next((each for each in _contexts(masked) if _in_exit(exception, each)), None)
+    masked = behind or masked
     closes = _closes_nothing(exception, masked)
     if not (exception.masks or closes or _in_exit(exception, masked) or _UNFINISHED.search(exception.message)):
         return None
@@ -140,6 +143,14 @@ def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
     if called.frames == masked.frames:
         called = replace(masked, frames=(*exception.frames[:-1], *masked.frames))
     return replace(called, raised_again=f"its cleanup raised {_one_line(exception)}")
+
+
+def _contexts(exception: ExceptionRecord) -> Iterator[ExceptionRecord]:
+    """Yield an exception and those that were handled when it was raised, the newest first."""
+    found: ExceptionRecord | None = exception
+    while found is not None:
+        yield found
+        found = found.context
 
 
 def before_collective(exception: ExceptionRecord) -> ExceptionRecord | None:

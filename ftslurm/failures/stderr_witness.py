@@ -84,6 +84,7 @@ _NATIVE_LINE = pattern(
 )  # of torch's C++ code and gloo's
 _FATAL = pattern(r"Fatal Python error: (.{1,200})$")
 _STACK = pattern(r'\s+File "([^"\n]{1,4096})", line (\d{1,9}) in (\S{1,200})')
+_FRAME = pattern(r'(?m)^ {2}File "([^"\n]{1,4096})", line (\d{1,9}), in (\S{1,200})')
 _OF_THREAD = pattern(r"(?m)^.{0,40}(?:Current thread|Thread) 0x\w+.{0,80}\(most recent call first\):$")
 _TABLE_ROW = pattern(r"\s+rank +: (\d{1,6}) \(local_rank: \d{1,6}\)")
 _TABLE_CODE = pattern(r"\s+exitcode +: (-?\d{1,5}) ")
@@ -121,6 +122,21 @@ def dead_threads(text: str) -> list[Witness]:
     lines = output_lines(text)
     found = (each for each in tracebacks(lines) if each.thread and not each.ignored)
     return [_of_traceback(lines, replace(each, exception=reason(each.exception))) for each in found]
+
+
+def frames_at_end(text: str) -> Witness | None:
+    """Return the exception that a line names below which an output ends with frames, as of `traceback.print_tb`."""
+    lines = [line for line in output_lines(text) if line.strip()]
+    at = len(lines)
+    while at and lines[at - 1].startswith("  "):
+        at -= 1
+    found = _FRAME.findall("\n".join(lines[at:]))
+    named = exception_in(lines[at - 1]) if at and found else None
+    if named is None:
+        return None
+    frames = tuple(Frame(file, int(number), function) for file, number, function in found)
+    where = f"{named.type}: {named.message}" if named.message else named.type
+    return Witness(TRACEBACK, cut_middle(where, TEXT_LIMIT), replace(named, frames=frames), frames)
 
 
 def _is_of_peers(found: Traceback) -> bool:

@@ -81,7 +81,10 @@ _CLIENT = pattern(
     r"|openai|anthropic|modelscope|evaluate)/|/torch/hub\.py$|/transformers/utils/hub\.py$"
 )
 _OWN_SERVER = "If the server is one of the job's own (vLLM, a reward model), see its log; else wait and try again."
-_FULL = pattern(r"(?m)^[\w./-]{1,80}: [^\n]{1,200}?: (?:Disk quota exceeded|No space left on device)$")
+_FULL = pattern(
+    r"(?m)^[\w./-]{1,80}: [^\n]{1,200}?: (?:Disk quota exceeded|No space left on device)$"
+    r"|^[^\n]{0,120}\bquota of [^\n]{1,40} (?:reached|exceeded)\b[^\n]{0,40}$"
+)
 _FLAG = pattern(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
@@ -112,7 +115,7 @@ def advice_on(
     if name in _BY_CAUSE:
         return _BY_CAUSE[name](worker)
     if name == "write-failed" and (seen := _FULL.search(stderr)) is not None:
-        return f'Another program printed why: "{seen[0]}": free space there, or write elsewhere.'
+        return f'Another program printed why: "{seen[0].strip()}": free space there, or write elsewhere.'
     if of_object := advice_on_object(worker):
         return of_object
     if name == "import-error":
@@ -219,6 +222,8 @@ def _native(stderr: str) -> str:
     if (julia := _OF_JULIA.search(stderr)) is not None:
         return f"Native code crashed in Julia's expression at {safe(julia['place'])}."
     begin = _BACKTRACE.search(stderr)
+    if begin is None and "forrtl: " in stderr:
+        return "The stack in its output shows the line of the program."
     if begin is None:
         return _NO_STACKS
     known = (found[1] for found in _NATIVE_FRAME.finditer(stderr, begin.start()))

@@ -230,7 +230,8 @@ def _survived_group(group: list[Json], style: Style) -> list[str]:
         title = f"{len(group)} rounds ({clip(ranges(e['round'] for e in group), 16)}), the last"
     if failure is None:
         why = entry["scheduler"] or first_line(entry["reason"] or "") or "why is not recorded"
-        lines = [style.line(f"{title}: {safe(entry['outcome'])}: {why}")]
+        outcome = "" if entry["outcome"] == "unknown" else f"{safe(entry['outcome'])}: "
+        lines = [style.line(f"{title}: {outcome}{why}")]
         parts = [f"at {step_of(entry)}"] if step_of(entry) else []
     else:
         lines = [style.line(f"{title}: {verdict(failure)}")]

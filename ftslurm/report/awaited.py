@@ -15,6 +15,9 @@ from ftslurm.report.facts import Clocks, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.first_failure import FirstFailure, location_of, log_end, worker_failure
 from ftslurm.report.round_verdict import RoundVerdict
+from ftslurm.text import ranges
+
+PLACES = 2
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -63,7 +66,8 @@ def awaited_rank(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFail
         where = location_of(beside.file, beside.line, beside.function, beside.source, this.cwd)
     if where is not None:
         of = f" (rank {own.rank})" if not records.culprits else ""
-        hang = {**hang, "where": f"at {where['shown']}:{where['line']}{of}"}
+        parties = "" if records.culprits else _places_of(found)
+        hang = {**hang, "where": parties or f"at {where['shown']}:{where['line']}{of}"}
     return replace(
         first,
         where=where or first.where,
@@ -72,6 +76,18 @@ def awaited_rank(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFail
         log=log_end(this.files.tails.get(own.rank, ()), own_failure.traceback),
         hang=hang,
     )
+
+
+def _places_of(failed: Sequence[FailedWorker]) -> str:
+    """Return where ranks were that waited at two places: ``rank 0 at train.py:40, rank 1 at train.py:26``."""
+    places: dict[str, list[int]] = {}
+    for each in failed:
+        frame = own_frame(each.frames) if each.frames else None
+        if frame is None:
+            return ""
+        places.setdefault(f"{frame.file.rpartition('/')[2]}:{frame.line}", []).append(each.rank)
+    those = (f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)} at {place}" for place, ranks in places.items())
+    return ", ".join(those) if len(places) == PLACES else ""
 
 
 def absent_ranks(clocks: Clocks, this: RoundVerdict, found: Sequence[FailedWorker]) -> Triage | None:

@@ -35,6 +35,7 @@ OF_PEERS = (
 """Causes whose exceptions a rank raises in a collective because of the others."""
 FINISHED, ABSENT = "finished", "absent"
 SHOWN, RANKS_SHOWN = 20, 2
+_C10D = "/torch/distributed/distributed_c10d.py"
 _OF_MEETING = ("master-name", "master-unreachable", "rendezvous-timeout")
 """Causes that a rank which was not started leaves to the others."""
 _TRANSFERS = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
@@ -72,6 +73,7 @@ PARTED = (
 _OPPOSITE = (
     "The ranks wait for each other in transfers that do not match: compare peer, tag, group and size on both sides."
 )
+ALL_RECEIVE = "All ranks wait to receive, and none of them sends: let one send first, or use isend and irecv."
 IN_ONE_CALL = (
     "Look for a rank that is missing among these; if none is, all waited in the same call: suspect the network, or a"
     " GPU."
@@ -189,6 +191,12 @@ def waiting_places(failed: Sequence[FailedWorker], following: Mapping[str, Seque
         places.setdefault(follower.where or "", set()).add(follower.rank)
     places.pop("", None)
     return sorted(((place, tuple(sorted(ranks))) for place, ranks in places.items()), key=lambda one: -len(one[1]))
+
+
+def only_receive(failed: Sequence[FailedWorker]) -> bool:
+    """Whether all of these ranks waited to receive from another one."""
+    calls = ([frame.function for frame in each.frames if frame.file.endswith(_C10D)] for each in failed)
+    return all(own[-1:] in (["recv"], ["wait"]) and "recv" in own for own in calls)
 
 
 def parted(places: Places) -> str:

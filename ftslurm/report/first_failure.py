@@ -8,7 +8,7 @@ from typing import Any
 
 from ftslurm.dataclasses import dataclass
 from ftslurm.failures.causes import CASCADE, PRIMARY, Cause
-from ftslurm.failures.own_code import is_library, own_frame
+from ftslurm.failures.own_code import is_library, is_of_alarm, own_frame
 from ftslurm.failures.reason import is_code, reason
 from ftslurm.failures.signature import of_output
 from ftslurm.pattern import pattern
@@ -229,7 +229,7 @@ def _locations(worker: FailedWorker, cwd: str | None) -> tuple[Dict | None, Dict
     frames = worker.frames
     if not frames:
         return None, None
-    own = _interrupted(frames, own_frame(frames))
+    own = _interrupted(worker, own_frame(frames))
     if worker.exception is not None and worker.exception.type == "RecursionError":
         own = _repeated(frames) or own
     raised = _origin(worker, own) or (frames[-1] if own is not frames[-1] else None)
@@ -259,13 +259,17 @@ def _repeated(frames: Sequence[Frame]) -> Frame | None:
     return next(frame for frame in reversed(own) if (frame.file, frame.line) == found[0][0])
 
 
-def _interrupted(frames: Sequence[Frame], own: Frame) -> Frame:
+def _interrupted(worker: FailedWorker, own: Frame) -> Frame:
     """Return the code that a handler of a signal interrupted, where the innermost own frame is that handler.
 
     The interrupted line does not call the handler, whose name says what it is.
     """
+    frames = worker.frames
     at = next(i for i, frame in enumerate(frames) if frame is own)
-    if not at or at != len(frames) - 1 or not _HANDLER.search(own.function) or own.function.startswith("__"):
+    raised = worker.exception
+    of_alarm = raised is not None and is_of_alarm(raised.message[:400])
+    named = of_alarm or _HANDLER.search(own.function) is not None
+    if not at or at != len(frames) - 1 or not named or own.function.startswith("__"):
         return own
     caller = frames[at - 1]
     name = own.function.rpartition(".")[2]

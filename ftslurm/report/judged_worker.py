@@ -24,6 +24,7 @@ same where stdout ends with a failure."""
 _FAILED = pattern(r"\b(?:FAIL(?:ED|URE)?|ERROR|FATAL|ABORT(?:ED|ING)?)\b")
 
 
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 STUCK = "nccl-stuck"
 """Cause of an abort by a thread of torch's that found the main thread, or what that calls, stuck."""
 _DUMP = pattern(r"(?m)^(?:Fatal Python error: .*\n(?:.*\n){0,3})?Current thread 0x\w+")
@@ -69,9 +70,19 @@ def judge(
     judged = plain if output is None else _with_output(plain, output, stderr, rows)
     stacks = judged.stacks or by_stream.get("stacks") or _dumped(judged, stderr)
     frames = judged.frames or recorded_frames(None, None, stacks)
+    if not frames and judged.signal in CRASHES and (frame := _native_frame(stderr)) is not None:
+        frames = (frame,)
     if not frames and judged.cause.name == STUCK:
         frames = main_thread(stacks or "")
     return replace(judged, stacks=stacks, frames=frames)
+
+
+def _native_frame(stderr: str) -> Frame | None:
+    """Return where a program that is not Python crashed, by its runtime's stack; None: there is none."""
+    from ftslurm.failures.foreign_reason import foreign_reason
+
+    found = foreign_reason(stderr.rstrip().split("\n"))
+    return None if found is None else found.frame
 
 
 def _dumped(worker: FailedWorker, stderr: str) -> str | None:

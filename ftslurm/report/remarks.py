@@ -34,9 +34,11 @@ _ABOVE = pattern(r"(?i)\b(?:errors?|messages?|logs?) (?:printed )?above\b")
 _STAMP = pattern(r"^\[?\d[\d:.,T -]{6,30}\]?[ |]*")
 _KILLS = pattern(
     r"(?i)(?<!was )(?<!were )(?<!got )\b(?:kill(?:s|ed|ing)?|terminat(?:es|ed|ing)|reap(?:s|ed|ing)?"
-    r"|send(?:s|ing)? SIG\w+)\b"
+    r"|shoot(?:s|ing)?|send(?:s|ing)? SIG\w+)\b"
 )
 _SENT = ("SIGTERM", "SIGKILL", "SIGINT")
+UNKNOWN_SENDER = ", sender unknown"
+"""In the title of a signal's cause."""
 LINES_OF_SENDER = 40
 """Lines at the end of an output among which a rank says which process it ends."""
 _SHORT_OF = pattern(r"\bOOM\b|(?i:out of memory|\bnan\b|\bunsupported\b)")
@@ -97,12 +99,14 @@ def sender(files: RoundFiles, worker: FailedWorker) -> list[str]:
     pid = next((one.pid for one in own if one.rank == worker.rank), None)
     if worker.signal not in _SENT or not pid:
         return []
-    for rank in (one.rank for one in own if one.rank != worker.rank):
+    # A watchdog of its own comes first.
+    for rank in sorted((one.rank for one in own), key=lambda rank: rank != worker.rank):
         tails = files.tails.get(rank, ())
         for line in (line for tail in tails for line in tail.text.splitlines()[-LINES_OF_SENDER:]):
             if _KILLS.search(line) and re.search(rf"(?<!\d){pid}(?!\d)", line):
                 text = cut_middle(line.strip(), CAUGHT_LIMIT)
-                return [f'rank {rank} had printed "{text}", of this rank\'s process']
+                whose = "its own" if rank == worker.rank else "this rank's"
+                return [f'rank {rank} had printed "{text}", of {whose} process']
     return []
 
 

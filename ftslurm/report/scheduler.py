@@ -63,9 +63,9 @@ def verdict(view: Scheduler | None) -> tuple[str, str] | None:
         user = "a user" if view.cancelled_by is None else f"uid {view.cancelled_by}"
         return CANCELLED, f"cancelled by {user}"
     if view.state in SLURM_FAILED or reason in ("NodeDown", "NodeFail"):
-        what = "node failed" if view.state in (None, "NODE_FAIL", "COMPLETING") else "the job could not run"
-        node = f" {safe(view.failed_node)}" if view.failed_node else ""
-        return SCHEDULER, f"{what}{node} (Slurm: {safe(view.state or reason)})"
+        failed = f"{safe(view.failed_node)} failed" if view.failed_node else "node failed"
+        what = failed if view.state in (None, "NODE_FAIL", "COMPLETING") else "the job could not run"
+        return SCHEDULER, f"{what} (Slurm: {safe(view.state or reason)})"
     return None
 
 

@@ -98,14 +98,12 @@ def output_evidence(
     child = None if exception is None else _child_error(exception)
     if child is not None:
         return _of_child(child, texts.get("stderr", ""))
-    if exception is not None and (loader := _of_loader(exception, texts.get("stderr", ""))) is not None:
-        return loader
-    kernel = _of_kernel(exception, texts.get("stderr", "")) if exception is not None else None
-    if kernel is not None:
-        return kernel
-    device = _of_device(exception, texts.get("stderr", "")) if exception is not None else None
-    if device is not None:
-        return device
+    known_forms = (_of_loader, _of_kernel, _of_device) if exception is not None else ()
+    evidence = (form(exception, texts.get("stderr", "")) for form in known_forms if exception is not None)
+    if (known_form := next((each for each in evidence if each is not None), None)) is not None:
+        return known_form
+    if cause.name == "abort" and (aborted := _of_abort(texts.get("stderr", ""), signal)) is not None:
+        return aborted
     if not cause.silent:
         return None
     # Most failures have a reason of their own: a fast report does not load this.
@@ -125,6 +123,14 @@ def output_evidence(
         if not has_only_aftermath(texts.get(stream, "")):
             return None
     return None
+
+
+def _of_abort(stderr: str, signal: str | None) -> OutputEvidence | None:
+    """Return the exception whose frames are all that a program printed before it aborted, as by a hook of its own."""
+    from ftslurm.failures.stderr_witness import frames_at_end
+
+    printed = frames_at_end(stderr)
+    return None if printed is None else _accepted(printed, "its stderr", None, signal)
 
 
 def _of_shell(stderr: str) -> Witness | None:

@@ -12,7 +12,7 @@ from ftslurm.dataclasses import replace
 from ftslurm.records.state import UNREACHABLE
 from ftslurm.report import collective_timeouts, consequence, health, root_cause, scheduler
 from ftslurm.report.advice import advice_on
-from ftslurm.report.alike import alike, is_same
+from ftslurm.report.alike import ALL, alike, is_same
 from ftslurm.report.awaited import absent_ranks, awaited_rank, by_records, deciding, triage_of
 from ftslurm.report.facts import Clocks, History, RoundFiles, Snapshot
 from ftslurm.report.failed_worker import FailedWorker
@@ -33,7 +33,7 @@ from ftslurm.report.lost_nodes import (
 )
 from ftslurm.report.named_ranks import named_first, odd_model
 from ftslurm.report.printed_last import last_output, output_end
-from ftslurm.report.remarks import of_rank, on_source, sender, while_handling
+from ftslurm.report.remarks import UNKNOWN_SENDER, of_rank, on_source, sender, while_handling
 from ftslurm.report.reported_before import behind_common
 from ftslurm.report.root_cause import (
     attempts_of,
@@ -221,12 +221,17 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
     collectives = collective_timeouts.remark(files, this.failed)
     parted = len(places) > 1 or collective_timeouts.are_parted(files, this.failed)
     same = None if parted else alike(files, worker, others, following, this.world_size)
+    if same is not None and same.scope == ALL and consequence.only_receive([worker, *others]) and source is None:
+        advice = consequence.ALL_RECEIVE
     if same is not None and source is None and not recorded and worker.cause.name in ("nccl-timeout", "nccl-abort"):
         advice = consequence.IN_ONE_CALL
     if collective_timeouts.are_mismatched(files, this.failed):
         advice = consequence.PARTED
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
-    advice = "" if sender(files, worker) else advice  # the sender of the signal is known: nothing to look for
+    known_sender = sender(files, worker)
+    if known_sender:
+        advice = ""  # nothing to look for
+        first = replace(first, what=first.what.removesuffix(UNKNOWN_SENDER))
     survived = (*healthy_stderr(files, this.failed_ranks), *survived_stderr(files))
     return replace(
         first,
@@ -243,7 +248,7 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
             *on_source(files, source, same, places),
             *collectives,
             *of_rank(files, this.failed, worker, tails),
-            *last_output(worker, tails, survived),
+            *([] if known_sender else last_output(worker, tails, survived)),
         ),
     )
 

@@ -542,7 +542,7 @@ class Writer:
             Log("preempted", {name: steps + both(" DUE TO PREEMPTION")}, status="stopped", says=("preempted",)),
             Log("scancel", {name: steps + line.format(job, "") + reaction}, status="stopped", says=("cancelled",)),
             Log("node", {name: steps + self.cascades() + "srun: error: Node failure on gpu12\n" + both(
-                f" DUE TO NODE FAILURE{node}")}, says=("node failed gpu12",)),
+                f" DUE TO NODE FAILURE{node}")}, says=("gpu12 failed",)),
             Log("success", {name: steps + "done\n"}, status="unfinished"),
             Log("running", {name: steps + "rank 3 step 21 lo"}, status="unfinished"),
             Log("caught", {name: self.steps(4) + CAUGHT + self.steps(9)}, status="unfinished"),

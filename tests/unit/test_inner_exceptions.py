@@ -282,6 +282,21 @@ def masks_in_exit() -> None:
         label()
 
 
+class Tracker(Cleanup):
+    """Its library raises one exception while it handles another one."""
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            disk()
+        except OSError:
+            raise RuntimeError("cannot close")  # noqa: B904
+
+
+def masks_in_an_exit_that_calls_a_library() -> None:
+    with Tracker():
+        label()
+
+
 @contextmanager
 def _cleanup() -> Iterator[None]:
     try:
@@ -295,7 +310,9 @@ def masks_in_a_generator() -> None:
         label()
 
 
-@pytest.mark.parametrize("function", [masks_in_finally, masks_in_exit, masks_in_a_generator])
+@pytest.mark.parametrize(
+    "function", [masks_in_finally, masks_in_exit, masks_in_an_exit_that_calls_a_library, masks_in_a_generator]
+)
 def test_what_a_cleanup_masks_is_judged_and_both_are_named(function: Callable[[], object]) -> None:
     cause, text, place = described(record(function))
     assert (cause, place) == ("exception", "label")

@@ -181,7 +181,7 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
             "slurm-4711_2.out": STEPS,
             "slurm-4711.out": NODE_FAILED,
         },
-        "node failed n2",
+        "n2 failed",
     ),
     "a rank only states that it lost the store": (
         {
@@ -395,6 +395,33 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
             "none_abcdefgh/attempt_0/1/stdout.log": "loss 2.0\n" * 5,
         },
         "no failure found",
+    ),
+    "a job whose output HTCondor could not take back": (
+        {
+            "job_7.out": "epoch 20: loss 0.1\ntraining finished, exit 0\n",
+            "job_7.err": "bash: warning: setlocale: LC_ALL: cannot change locale (en_US.UTF-8)\n",
+            "job_7.log": "001 (7.000.000) 2026-11-19 21:00:02 Job executing on host: <10.0.0.1:9618>\n...\n"
+            "012 (7.000.000) 2026-11-19 21:47:02 Job was held.\n"
+            "\tError from slot1_3@gpu41: Transfer output files failure: (errno 122) Disk quota exceeded\n"
+            "\tCode 12\n...\n",
+        },
+        "FAILED: some rank on gpu41: HTCondor held the job: Error from slot1_3@gpu41: Transfer output files failure",
+    ),
+    "a job that HTCondor ran to its exit code": (
+        {
+            "job_8.log": "001 (8.000.000) 2026-11-19 21:00:02 Job executing on host: <10.0.0.1:9618>\n...\n"
+            "005 (8.000.000) 2026-11-19 21:47:02 Job terminated.\n\t(1) Normal termination (return value 3)\n...\n",
+        },
+        "FAILED: some rank: exit code 3",
+    ),
+    "the log of a server that shut down after its failure": (
+        {
+            "train.log": "step 1\n" + REFUSED,
+            "vllm_server.log": "INFO: started\nERROR 11-19 21:47:51 [core.py:489] EngineCore had a fatal error.\n"
+            + "".join(f"ERROR 11-19 21:47:51 [core.py:489] {line}\n" for line in TRACE.split("\n"))
+            + "INFO:     Shutting down\nINFO:     Finished server process [3321]\n",
+        },
+        "the server's log (vllm_server.log) ends with a failure: KeyError: 7",
     ),
     "nothing but what a collector writes as JSON lines": (
         {

@@ -109,7 +109,7 @@ TEXTS["nodefail"] = (
     + GLOO
     + GLOO
     + "srun: error: Node failure on n7\nslurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\nslurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n",
-    "node failed n7",
+    "n7 failed",
 )
 TEXTS["fail then time limit"] = (
     steps(30) + TB + "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO TIME LIMIT ***\n",

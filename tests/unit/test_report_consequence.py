@@ -437,6 +437,17 @@ def test_a_stopped_rank_that_the_peer_heartbeat_names_is_the_headline_though_oth
     assert "FAILED: rank 2 on n2 was stopped (SIGSTOP) while the others waited for it" in text
 
 
+@pytest.mark.parametrize(("function", "is_said"), [("recv", True), ("all_reduce", False)])
+def test_ranks_that_all_wait_to_receive_are_told_that_none_sends(tmp_path: Path, function: str, is_said: bool) -> None:
+    run = RunBuilder(tmp_path, nodes=1).round()
+    frames = (("/w/ring.py", 8, "rotate"), (C10D, 2753, function))
+    for rank in range(2):
+        late = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation")
+        run.fail(rank, late, frames=frames, after_s=0.01)
+    text = cause_and_text(run.stop())[1]
+    assert ("All ranks wait to receive, and none of them sends" in text) is is_said
+
+
 def test_of_ranks_that_agree_on_a_failure_the_one_that_printed_why_is_named(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round()
     for rank in (2, 0, 1, 3):

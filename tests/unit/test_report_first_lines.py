@@ -97,6 +97,17 @@ def test_the_reason_of_an_abort_is_found_behind_a_counter_in_its_line(tmp_path: 
     assert "rank 3 on n2: aborted (SIGABRT): std::out_of_range: record 8812" in text
 
 
+def test_frames_that_a_hook_of_the_program_printed_before_it_aborted_are_the_place(tmp_path: Path) -> None:
+    log = (
+        "thread meter died, aborting the process: ZeroDivisionError: division by zero\n"
+        '  File "/w/meter.py", line 16, in rate\n    return sum(self.window) / len(self.window)\n'
+        "           ~~~~^~~~\n"
+    )
+    text = first_lines(RunBuilder(tmp_path).round().fail(3, signal="SIGABRT", log=log).stop())
+    assert "rank 3 on n2: ZeroDivisionError: division by zero (from its stderr); then SIGABRT at " in text
+    assert "meter.py:16 in rate" in text
+
+
 def test_a_negative_number_of_sys_exit_is_shown_as_the_signal_that_ended_a_child(tmp_path: Path) -> None:
     text = first_lines(RunBuilder(tmp_path).round().fail(3, SystemExit("-6"), exit_code=250).stop())
     assert "rank 3 on n2: exit code 250: sys.exit(-6), as of a child process that SIGABRT ended" in text
@@ -119,6 +130,13 @@ def test_an_exception_of_a_signals_handler_is_where_the_code_was_interrupted(
     frames = (("/w/train.py", 14, "load", called), ("/w/train.py", 11, function, "raise StepTimeout('over')"))
     text = first_lines(RunBuilder(tmp_path).round().fail(3, TimeoutError("over"), frames=frames).stop())
     assert f"at /w/{place.replace('on_alarm', function)}, round 1" in text
+
+
+def test_an_alarms_exception_is_where_the_code_was_interrupted_whatever_its_handler_is_called(tmp_path: Path) -> None:
+    frames = (("/w/train.py", 14, "load", "pipe.read(4)"), ("/w/alarm.py", 11, "ring", "raise StepTimeout(text)"))
+    error = TimeoutError("step 3 took longer than 3 s")
+    text = first_lines(RunBuilder(tmp_path).round().fail(3, error, frames=frames).stop())
+    assert "at /w/train.py:14 in load, round 1 (raised in alarm.py:11)" in text
 
 
 SWALLOWED = """Traceback (most recent call last):

@@ -149,7 +149,7 @@ def test_a_job_without_a_run_is_reported_by_its_output_too(tmp_path: Path, capsy
     ("state", "says"),
     [
         ({"state": "TIMEOUT", "time_limit_s": 3600}, "job-123 was stopped: time limit of 1:00:00 reached"),
-        ({"state": "NODE_FAIL", "failed_node": "n7"}, "job-123 FAILED: node failed n7 (Slurm: NODE_FAIL)"),
+        ({"state": "NODE_FAIL", "failed_node": "n7"}, "job-123 FAILED: n7 failed (Slurm: NODE_FAIL)"),
         ({"state": "COMPLETED", "exit_code": (0, 0)}, "job-123: no failure found"),
         ({"state": "RUNNING", "exit_code": None}, "job-123: no failure found"),
     ],

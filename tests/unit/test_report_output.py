@@ -282,6 +282,15 @@ def test_the_rank_that_ended_another_ones_process_is_named(tmp_path: Path, line:
     assert (f'rank 0 had printed "{line}", of this rank\'s process' in text) is named
 
 
+def test_a_rank_that_ended_itself_is_no_riddle(tmp_path: Path) -> None:
+    line = "[dog] main thread made no progress for 4 s, shooting pid 1001"
+    run = RunBuilder(tmp_path, nodes=2).round()
+    text = " ".join(report_of(run.fail(1, signal="SIGKILL", record=False, log=f"{line}\n").stop())[1].split())
+    assert "FAILED: rank 1 on n1: killed by SIGKILL in round 1" in text
+    assert f'rank 1 had printed "{line}", of its own process' in text
+    assert "sender unknown" not in text.split("rounds")[0] and "look for users or tools" not in text
+
+
 def test_an_equal_number_of_a_process_on_another_node_is_another_process(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path, nodes=2).round().log(2, "killing stale trainer pid 1001\n", "stdout")
     assert "of this rank's process" not in report_of(run.fail(1, signal="SIGTERM", record=False).stop())[1]

@@ -58,7 +58,7 @@ ENDS = [
     (fake(state="CANCELLED", cancelled_by=1000), "cancelled", "cancelled by uid 1000"),
     (fake(state="CANCELLED"), "cancelled", "cancelled by a user"),
     (fake(state="COMPLETING", exit_code=(0, 0)), "cancelled", "cancelled by a user"),
-    (fake(state="NODE_FAIL", failed_node="n2"), "scheduler", "node failed n2 (Slurm: NODE_FAIL)"),
+    (fake(state="NODE_FAIL", failed_node="n2"), "scheduler", "n2 failed (Slurm: NODE_FAIL)"),
 ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.pattern import pattern
+from ftslurm.report.logs.condor import condor_end
 from ftslurm.report.logs.end import SIGNALS, End, Ends, JobEnd, Kernel, of_code, signal_name, with_code
 from ftslurm.report.logs.lines import GAP, Line, numbers
 from ftslurm.report.logs.mpi_ends import MpiBoxes, by_mpi
@@ -73,8 +74,12 @@ _PARENT = pattern(
 )
 _SAID = pattern(
     r"(?i)(?:.{0,160}\b(?:exit(?:ed|ing)?|returned|failed)(?: with)?(?: non-zero)?(?: exit)?[ -](?:code|status)"
-    r"|# Ended \(code|State: FAILED \(exit code|make: \*\*\* .{0,160} Error)"
-    r"[ :=]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,80}"
+    r"|# Ended \(code|State: FAILED \(exit code|make: \*\*\* .{0,160} Error"
+    # German, French, Spanish and Portuguese, Italian, Russian, Chinese, Japanese.
+    r"|.{0,160}(?:\b(?:Rückgabewert|code de (?:sortie|retour)"
+    r"|código de (?:salida|saída)|codice di uscita|код (?:выхода|возврата|завершения))"
+    r"|退出(?:码|代码|状态)|返回(?:码|值)|終了(?:コード|ステータス)))"
+    r"[ :=\uff1a]{1,3}\(?(?P<code>[1-9]\d{0,2})\b.{0,80}"
 )
 BY_LAUNCHER = "the launcher got "
 _OF_MPI = ("=", " ", "MPI_ABORT", "with errorcode", "YOUR APPLICATION", "Process name: ", "Exit code: ")
@@ -229,6 +234,8 @@ class _Reader:
             kind = next(name for name in ("cgroup", "host", "xid", "mce", "disk", "io") if found[name])
             of_memory = kind in ("cgroup", "host")
             self.kernel.append(Kernel(line.number, text.strip()[:300] if of_memory else found[0], kind))
+        elif " Job " in text[:60] and text[:3].isdigit() and (condor := condor_end(self.lines, i)) is not None:
+            self.processes.append(condor)
         elif "job killed" in text and (found := _BATCH_SYSTEM.match(text)):
             of_memory = bool(found["mem"] or found["memlimit"])
             self.oom += [line.number] if of_memory else []

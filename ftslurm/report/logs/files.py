@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import Problem
+from ftslurm.report.logs.condor import is_log_of_events
 from ftslurm.report.logs.ends import ends_of
 from ftslurm.report.logs.families import TOGETHER_NS, family, is_of_array, is_of_one_job, is_of_server, is_output
 from ftslurm.report.logs.lines import Line, lines_of
@@ -217,7 +218,8 @@ def read_outputs(
     lines: list[Line] = []
     for part in parts.values():
         # Which of a process's streams was written last cannot be seen: its words on its own success are the last ones.
-        for output, own in sorted(part, key=lambda each: ends_well(each[1], sole=False)):
+        # A scheduler knows more of the end.
+        for output, own in sorted(part, key=lambda each: (is_log_of_events(each[1]), ends_well(each[1], sole=False))):
             lines += [_named(line, len(lines) + i, output) for i, line in enumerate(own)]
     return lines, read
 

@@ -56,7 +56,7 @@ _SPAWNED = pattern(r"process \d+ terminated with (?:signal|exit code) ")
 _CHILD = "subprocess.CalledProcessError: Command"
 # Of the process that started the one that failed: it leaves the reason to that one's output.
 _REFERS = pattern(
-    r"(?i)root cause (?:is )?above|\bsee (?:the )?stack ?trace for (?:the )?root cause"
+    r"(?i)root cause (?:is )?above|\bsee (?:the )?stack ?trace (?:\(above\) )?for (?:the )?root cause"
     r"|\b(?:see|check|inspect|refer to|look at)\b.{0,60}\b(?:above|earlier|previous)\b"
 )
 
@@ -296,6 +296,11 @@ class Finder:
     def _follows(self, each: Found) -> bool:
         """Whether its cause is a consequence of another rank's end."""
         return is_cascade(error_of(self._log, each.thing, 0))
+
+
+def refers(text: str) -> bool:
+    """Whether an exception's text leaves the reason to what is printed elsewhere."""
+    return _REFERS.search(text) is not None
 
 
 def _without_late_threads(found: list[Found]) -> list[Found]:

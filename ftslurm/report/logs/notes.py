@@ -41,7 +41,7 @@ _NEVER_JOINED = pattern(
     r"ranks \[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,63})\] are the lagging ranks that caused this timeout"
 )
 _EVENT_OF_FABRIC = pattern(
-    r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB : (?:\S{1,40} )?(?:Got )?async"
+    r"^(?P<host>[\w.-]{1,80}):\d+:\d+ .{0,60}NCCL WARN (?P<text>NET/IB ?: (?:\S{1,40} )?(?:Got )?async"
     r" (?:\w+ )?event(?! ?: ?(?:GID|LID|SM|client))"
     r".{1,80})"
 )

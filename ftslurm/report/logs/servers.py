@@ -9,14 +9,19 @@ from ftslurm.failures.message_line import message_line
 from ftslurm.pattern import pattern
 from ftslurm.records.error import ExceptionRecord
 from ftslurm.report.facts import Problem, RankError
+from ftslurm.report.logs.attempt_log import AttemptLog
 from ftslurm.report.logs.families import is_of_server
 from ftslurm.report.logs.files import Output, owners_of, read_outputs, unread_files
+from ftslurm.report.logs.finding import refers
 from ftslurm.report.logs.judging import judge
+from ftslurm.report.logs.lines import Line
 from ftslurm.report.logs.rank_errors import is_cascade
 from ftslurm.text import cut_middle
 
 READ = 2
 TEXT_LIMIT = 200
+SHUTDOWN_LINES = 12
+"""Lines that a server prints at most from its failure to its end."""
 _NOT_REACHED = pattern(
     r"Connection ?(?:Refused)?(?:Error)?\b|[Cc]onnection refused|Max retries exceeded|ConnectError"
     r"|(?:not|n't) be reached"
@@ -42,7 +47,18 @@ def _failure_in(path: Path) -> str:
     problems: list[Problem] = []
     lines, _ = read_outputs([Output(path)], owners_of([path]), problems)
     errors = sorted(judge(lines).errors.values(), key=lambda error: error.order) if lines else []
-    return f"the server's log ({path.name}) ends with a failure: {_text(errors[0])}" if errors else ""
+    text = _text(errors[0]) if errors else _logged_last(lines)
+    return f"the server's log ({path.name}) ends with a failure: {text}" if text else ""
+
+
+def _logged_last(lines: Sequence[Line]) -> str:
+    """Return the exception that a server logged last, before it shut down in order; empty: it goes on after it."""
+    log = AttemptLog(lines, None, None)
+    known = [each for _, raised in log.raised for each in raised if not each.ignored and not refers(each.headline)]
+    last = max(known, key=lambda each: each.end, default=None)
+    if last is None or log.between(last.end, lines[-1].number + 1) > SHUTDOWN_LINES:
+        return ""
+    return cut_middle(_line(last.exception), TEXT_LIMIT)
 
 
 def _text(error: RankError) -> str:

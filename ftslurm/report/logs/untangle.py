@@ -56,7 +56,7 @@ class _Open:
 
     def body(self, text: str) -> str:
         """A line without the prefix that the header had; times and counters in it change."""
-        if not self.prefix or text.startswith("  "):
+        if not self.prefix or (text.startswith("  ") and self.prefix.strip()):
             return text
         numbered = r"\d+".join(map(re.escape, _DIGITS.split(self.prefix)))
         found = re.match(numbered, text)
