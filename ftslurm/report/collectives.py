@@ -36,6 +36,8 @@ CLOCK_MARGIN_NS = 5 * 10**9
 _NO_MEMBER = pattern(r"Running (\w+) on global rank \d+ which does not belong to the given group")
 PARTIES_NAMED = 2
 _WAITED = pattern(r"Timed out waiting (\d{1,9})ms")
+RECORDING_NS = 3 * 10**9
+"""Time from the end of a call until its exception is recorded."""
 _RECEIVED = pattern(r"\b(\d{1,15}) vs (\d{1,15})\. Received data size doesn't match expected size")
 NO_MEMBER = "Leave the call to the members of the group, or pass the group of which the rank is one."
 """Advice on a rank that called a collective of a group of others."""
@@ -109,7 +111,9 @@ def _gave_up(files: RoundFiles, failed: Sequence[FailedWorker]) -> _GaveUp | Non
     created = [call.created_ns for group in own.groups for call in group.calls.values()] if own is not None else []
     # When its exception was recorded, its script's `finally` may have let the late rank go on.
     over_ns = max(created) + int(waited[1]) * 10**6 if waited is not None and created else first.time_ns
-    return _GaveUp(first.node or "", min(over_ns, first.time_ns))
+    # Long before, it was another call, of which there is no record.
+    its_own = first.time_ns - RECORDING_NS <= over_ns <= first.time_ns
+    return _GaveUp(first.node or "", over_ns if its_own else first.time_ns)
 
 
 def _asked_after_failure(files: RoundFiles, failed_by_others: Collection[int]) -> set[int]:

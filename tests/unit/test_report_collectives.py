@@ -310,6 +310,17 @@ def test_a_rank_of_the_same_node_that_came_when_a_script_had_freed_what_it_waite
     assert " ".join(text.split()).startswith("job-123 FAILED: rank 1 on n1 came to barrier #118"), text
 
 
+def test_a_call_before_an_unrecorded_one_that_timed_out_is_not_taken_for_that(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 120).wait(200)
+    run.fail(0, RuntimeError(TIMED_OUT), step=120)
+    run.history[-1]["failure"]["by_peers"] = True
+    recorded(run, {0: [*REST]}, left=True)
+    waits = entry(118, "gloo:all_reduce", retired=False, time_created_ns=START_NS + 150 * 10**9)
+    recorded(run, {rank: [*REST, waits] for rank in (1, 2, 3)})
+    report, text = report_and_text(run.stop().close("failed", "rank 0 on n1 failed"))
+    assert "wait in all_reduce #118" in report["rounds"][0]["collectives"]["text"], text
+
+
 def test_a_rank_that_called_a_collective_of_a_group_of_others_is_named(tmp_path: Path) -> None:
     run = timed_out(tmp_path, REST)
     run.log(
