@@ -314,7 +314,8 @@ def test_a_call_before_an_unrecorded_one_that_timed_out_is_not_taken_for_that(tm
     run = RunBuilder(tmp_path).round().steps(1, 120).wait(200)
     run.fail(0, RuntimeError(TIMED_OUT), step=120)
     run.history[-1]["failure"]["by_peers"] = True
-    recorded(run, {0: [*REST]}, left=True)
+    before = entry(117, "gloo:all_reduce", time_created_ns=START_NS + 100 * 10**9)
+    recorded(run, {0: [*REST[:-1], before]}, left=True)
     waits = entry(118, "gloo:all_reduce", retired=False, time_created_ns=START_NS + 150 * 10**9)
     recorded(run, {rank: [*REST, waits] for rank in (1, 2, 3)})
     report, text = report_and_text(run.stop().close("failed", "rank 0 on n1 failed"))
