@@ -216,7 +216,8 @@ def _one_line(exception: ExceptionRecord) -> str:
 def _closes_nothing(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
     """Return whether it was raised by a function that closes what it had failed to open."""
     last = exception.frames[-1] if exception.frames else None
-    if exception.type != "UnboundLocalError" or last is None or _CLOSES.search(last.source or "") is None:
+    unset = exception.type == "UnboundLocalError" or "'NoneType' object" in exception.message
+    if not unset or last is None or _CLOSES.search(last.source or "") is None:
         return False
     return any((frame.file, frame.function) == (last.file, last.function) for frame in masked.frames)
 

@@ -227,7 +227,8 @@ def _survived_group(group: list[Json], style: Style) -> list[str]:
     failure, several = entry["first_failure"], len(group) > 1
     title = f"round {entry['round']}"
     if several:
-        title = f"{len(group)} rounds ({clip(ranges(e['round'] for e in group), 16)}), the last"
+        numbers = clip(ranges(e["round"] for e in group), 16)
+        title = f"rounds {numbers}" if failure is None else f"{len(group)} rounds ({numbers}), the last"
     if failure is None:
         why = entry["scheduler"] or first_line(entry["reason"] or "") or "why is not recorded"
         outcome = "" if entry["outcome"] == "unknown" else f"{safe(entry['outcome'])}: "

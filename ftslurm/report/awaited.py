@@ -14,10 +14,12 @@ from ftslurm.report import consequence
 from ftslurm.report.facts import Clocks, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker, beside_crash
 from ftslurm.report.first_failure import FirstFailure, location_of, log_end, worker_failure
+from ftslurm.report.reported_before import survived_by_one
 from ftslurm.report.round_verdict import RoundVerdict
 from ftslurm.text import ranges
 
 PLACES = 2
+NEW_GROUP = "All ranks of the job must call new_group, also those that are not members, and in the same order."
 
 if TYPE_CHECKING:
     from ftslurm.collectives.judgement import Judgement
@@ -50,6 +52,8 @@ def awaited_rank(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFail
 
     noticed = noticed_by(worker, this.number)
     first = hang_failure(this.files, noticed, by_records(this, records), this.last_step, this.cwd, records)
+    survived = survived_by_one(found, this.files.tails)
+    first = replace(first, remarks=(*first.remarks, survived)) if survived else first
     own = next((each for each in found if each.rank == first.rank), None)
     if own is None and worker.frames and not (first.hang or {}).get("where"):
         # Of a rank that had ended, only the one that waited for it has a place.
@@ -73,9 +77,20 @@ def awaited_rank(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFail
         where=where or first.where,
         traceback=own_failure.traceback,
         stacks=own_failure.stacks,
+        advice=_advice_on(own) or _with_traceback(first.advice),
         log=log_end(this.files.tails.get(own.rank, ()), own_failure.traceback),
         hang=hang,
     )
+
+
+def _advice_on(own: FailedWorker) -> str:
+    """Return advice on what a rank called that the others did not; empty: it was none of these."""
+    makes_group = any(frame.function == "new_group" and "/torch/distributed/" in frame.file for frame in own.frames)
+    return NEW_GROUP if makes_group else ""
+
+
+def _with_traceback(advice: str | None) -> str | None:
+    return None if advice is None else advice.replace("the stacks below show where it is", "its traceback shows where")
 
 
 def _places_of(failed: Sequence[FailedWorker]) -> str:

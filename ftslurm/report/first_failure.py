@@ -23,7 +23,7 @@ TOO_FEW = "too-few"
 LOG_LINES = 20
 LOG_LINE_LIMIT = 1000
 _HEADER = "Traceback (most recent call last):"
-_HANDLER = pattern(r"(?i)alarm|alrm|signal|sig_?(?:term|int|usr|hup)|timeout|timed_?out|handler")
+_HANDLER = pattern(r"(?i)alarm|xcpu|alrm|signal|sig_?(?:term|int|usr|hup)|timeout|timed_?out|handler")
 _END = pattern(r"; (?:exit code |then SIG)")
 VARIABLE = pattern(r"0x[0-9a-fA-F]+|(?<=/)tmp\w{3,12}\b|\d+(?:\.\d+)?")
 

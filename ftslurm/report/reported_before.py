@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ftslurm.dataclasses import replace
 from ftslurm.failures.exception_line import HEADER
+from ftslurm.failures.message_line import message_line
 from ftslurm.failures.own_code import own_frame
 from ftslurm.failures.reason import by_distributed, links, reason
 from ftslurm.failures.retryability import OTHER_FAILED
@@ -18,6 +19,7 @@ from ftslurm.records.error import ExceptionRecord, Frame
 from ftslurm.report.alike import is_same
 from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker
+from ftslurm.text import cut_middle
 
 FOLLOWING = frozenset(
     ("EOFError", "BrokenPipeError", "CancelledError", "Empty", "ConnectionResetError", "ConnectionRefusedError",
@@ -99,6 +101,32 @@ def one_reported_first(
     return found[0] if len(found) == 1 < len(read) else None
 
 
+def survived_by_one(failed: Sequence[FailedWorker], tails: Mapping[int, Sequence[LogTail]]) -> str:
+    """Return what one of ranks that failed because of others had caught and printed before; empty: none, or several.
+
+    It may have gone on in another way than the others.
+    """
+    from ftslurm.failures.closing_lines import output_lines
+    from ftslurm.failures.traceback_text import tracebacks
+
+    found: dict[int, ExceptionRecord] = {}
+    for each in failed:
+        text = next((tail.text for tail in tails.get(each.rank, ()) if tail.stream == "stderr"), "")
+        own = each.exception
+        for one in tracebacks(output_lines(text)) if own is not None and text.count(HEADER) > 1 else ():
+            raised = reason(one.exception)
+            inner = raised.frames[-1].file if raised.frames else ""
+            if one.ignored or by_distributed(raised.type, raised.module, raised.message, inner):
+                continue
+            found.setdefault(each.rank, raised)
+    if len(found) != 1:
+        return ""
+    (rank, raised), *_ = found.items()
+    place = f" at {own_frame(raised.frames).place.rpartition('/')[2]}" if raised.frames else ""
+    text = cut_middle(f"{raised.type}: {message_line(raised.message)}", SURVIVED_LIMIT)
+    return f"rank {rank} had caught {text}{place}, and gone on: its way may have parted there"
+
+
 def behind_common(failed: Sequence[FailedWorker], tails: Mapping[int, Sequence[LogTail]]) -> FailedWorker | None:
     """Return the failure of one rank that others report by what they and it raise; None: they do not, or it is unknown.
 
@@ -118,6 +146,7 @@ def behind_common(failed: Sequence[FailedWorker], tails: Mapping[int, Sequence[L
 
 
 OUTPUTS = ("stderr", "stdout")
+SURVIVED_LIMIT = 160
 
 
 def output_before(files: RoundFiles, rank: int, then: int | None, stream: str = "stderr") -> str:

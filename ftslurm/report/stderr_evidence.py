@@ -33,6 +33,7 @@ _COMPILER_ERROR = pattern(
     r"(?m)^\S{1,300}[:(]\d{1,6}(?:[:,]\d{1,6})?\)?: (?:fatal )?error: .{1,300}$|^nvcc (?:fatal|error) *: .{1,300}$"
     r"|^(?:\S{0,200}/)?ld(?:\.\w+)?: (?:cannot find |.{0,200}undefined reference).{1,300}$"
     r"|^\S{1,300}: undefined reference to .{1,300}$"
+    r"|^/bin/(?:ba|da)?sh: (?:line )?(?:\d+: )?\S{1,300}: (?:command )?not found$"
 )
 _COMPILER = pattern(r"Command '?\[?'?\S{0,200}(?:ninja|nvcc|hipcc|g\+\+|gcc|clang\+*|cc)\b")
 # Each thread of a kernel prints one.

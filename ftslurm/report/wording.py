@@ -122,6 +122,7 @@ def rank_of(failure: Json) -> str:
 def what(failure: Json) -> str:
     """Describe a failure in one line."""
     text = brief(failure["what"]) or failure["title"]
+    text = text.removesuffix(f" (on rank {failure['rank']})")
     if not failure["core_dumped"]:
         return text
     return f"{text[:-1]}, core dumped)" if text.endswith(")") else f"{text} (core dumped)"

@@ -396,6 +396,10 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
         },
         "no failure found",
     ),
+    "nothing but an output without a job's number": (
+        {"train.o": "step 1\n" + INDEX},
+        "FAILED: some rank: IndexError: list index out of range",
+    ),
     "a job whose output HTCondor could not take back": (
         {
             "job_7.out": "epoch 20: loss 0.1\ntraining finished, exit 0\n",

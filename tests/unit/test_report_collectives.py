@@ -332,6 +332,32 @@ def test_a_rank_that_called_a_collective_of_a_group_of_others_is_named(tmp_path:
     assert "hint: Leave the call to the members of the group" in text
 
 
+def test_what_one_of_the_ranks_that_waited_had_caught_before_is_named(tmp_path: Path) -> None:
+    caught = (
+        "ERROR cannot read ckpt_rank1.pt, starting from scratch\nTraceback (most recent call last):\n"
+        '  File "/w/ckpt.py", line 9, in resume\nOSError: central directory not found\nstep 0\nstep 1\n'
+    )
+    own = f'Traceback (most recent call last):\n  File "/w/train.py", line 27, in main\nRuntimeError: {TIMED_OUT}\n'
+    run = timed_out(tmp_path, None, finish=True)
+    for rank in (0, 1, 3):
+        run.log(rank, (caught if rank == 1 else "") + own)
+    _, text = report_and_text(run)
+    assert "rank 1 had caught OSError: central directory not found at ckpt.py:9 in resume" in " ".join(text.split())
+
+
+def test_a_rank_that_makes_a_group_alone_is_told_who_must_call_it(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path).round().steps(1, 120).wait(200)
+    for rank in (1, 2, 3):
+        run.fail(rank, RuntimeError(TIMED_OUT), step=120)
+    frames = (*MAIN_FRAMES, (f"{TORCH}/distributed/distributed_c10d.py", 5900, "new_group", None))
+    run.fail(0, RuntimeError("wait timeout after 6000ms, keys: /default_pg/0//1//cpu//0/1"), frames=frames)
+    run.history[-1]["failure"]["by_peers"] = True
+    recorded(run, {rank: [*REST, entry(118, "gloo:all_reduce")] for rank in (1, 2, 3)}, left=True)
+    recorded(run, {0: REST}, left=True)
+    _, text = report_and_text(run.stop().close("failed", "rank 1 on n1 failed"))
+    assert "hint: All ranks of the job must call new_group" in text, text
+
+
 def test_when_a_rank_has_ended_the_call_that_waited_for_it_is_named(tmp_path: Path) -> None:
     report, text = report_and_text(timed_out(tmp_path, None, finish=True))
     assert (report["cause"]["rank"], report["cause"]["cause"]) == (2, "hang"), text

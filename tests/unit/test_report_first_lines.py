@@ -120,6 +120,7 @@ def test_a_negative_number_of_sys_exit_is_shown_as_the_signal_that_ended_a_child
     [
         ("time.sleep(6)", "on_alarm", "train.py:14 in load"),
         ("time.sleep(6)", "Watchdog.timeout_handler", "train.py:14 in load"),
+        ("time.sleep(6)", "on_xcpu", "train.py:14 in load"),
         ("on_alarm(14, None)", "on_alarm", "train.py:11 in on_alarm"),
         ("batch.to(device)", "fetch", "train.py:11 in fetch"),
     ],

@@ -58,7 +58,7 @@ class Fates:
 
     def of(self, each: Raised, own: Sequence[Line], rank: int | None) -> bool | None:
         """Return whether an exception ended its process; None: it may have, if no other one did."""
-        if each.by_hook or self.is_before_end(each):
+        if each.by_hook or self.is_before_end(each) or (each.at_top and self._only_closes(each, own)):
             return True
         end = self._log.end_after(each.end, rank)
         if self._was_left_behind(each, own) or self._was_done_without(each, own) or self._is_usual(each, own):
@@ -97,6 +97,11 @@ class Fates:
         if closes and not self._log.goes_on(each.end):
             return True
         return None if (gap or ordinary <= OTHERS_LINES) and not each.logged else False
+
+    def _only_closes(self, each: Raised, own: Sequence[Line]) -> bool:
+        """Whether nothing but a few lines that show no work follow an exception."""
+        rest = own[bisect_right(own, each.end, key=number_of) :]
+        return len(rest) <= CLOSING_LINES and not any(works(line.text) for line in rest)
 
     def is_before_end(self, each: Raised) -> bool:
         """Whether srun reports the end of a task right below an exception, and of no other one."""

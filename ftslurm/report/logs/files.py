@@ -29,8 +29,8 @@ _ABOUT = pattern(
     r"|.*\.(?:dmesg|journal)"
 )
 """Names of files in which a user keeps what tools print about a job."""
-_COLLECTED = pattern(r".*\.(?:jsonl|ndjson)(?:\.gz)?")
-"""Names of what a log collector writes."""
+_COLLECTED = pattern(r".*\.(?:jsonl|ndjson)(?:\.gz)?|.*\.[oe]")
+"""Names of what a log collector writes, and of output without a job's number."""
 DEPTH = 2
 """Levels of folders that are searched where a directory itself has no output file."""
 

@@ -68,6 +68,7 @@ class Finder:
         doubtful: exceptions that were perhaps caught, after `found`.
         distant: such with much output after them.
         late: such near the end of a log that does not state how its processes ended, also those that were logged.
+        callers: such of processes that leave the reason to the output of one that they had started.
     """
 
     def __init__(self, log: AttemptLog) -> None:
@@ -76,6 +77,7 @@ class Finder:
         self.doubtful: list[Raised] = []
         self.distant: list[Raised] = []
         self.late: list[Found] = []
+        self.callers: list[Raised] = []
         self._signalled = [line.number for line in log.lines if DEATH_SIGNAL.search(line.text)]
 
     def found(self) -> list[Found]:
@@ -90,8 +92,9 @@ class Finder:
                 of = rank if rank is not None or (each.spawned and self._log.is_nested()) else each.rank
                 of = self._log.rank_in(each.line.node) if of is None else of
                 if each.ignored or self._by_launcher(each) or self._is_reaction(each):
-                    if of is not None and _REFERS.search(reason(each.exception).message):
-                        referring.add(of)
+                    if refers(reason(each.exception).message):
+                        self.callers.append(each)
+                        referring |= {of} if of is not None else set()
                     continue
                 tail = self._log.tail(until(own, each.end, 20), each.numbers)
                 above = self._asserted(each) or (self._printed_above(each) if rank is not None else "")

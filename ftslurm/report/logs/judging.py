@@ -29,6 +29,7 @@ from ftslurm.report.logs.rank_errors import (
     is_cascade,
     is_of_distributed,
     oom_error,
+    with_caller,
     with_memory,
 )
 from ftslurm.report.logs.silence import silence
@@ -119,6 +120,7 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if resort is not None:
         errors[resort.error.rank], tails[resort.error.rank] = resort.error, resort.tail
     errors = {number: with_memory(log, _with_launcher(log, error)) for number, error in errors.items()}
+    errors = {number: with_caller(error, finder.callers) for number, error in errors.items()}
     errors, tails = _by_local_rank(log, errors, tails, matcher.named)
     job_id = next((each.job_id for each in log.ends.job if each.job_id), None)
     locals_ = {end.rank: end.local for end in log.ends.processes if end.rank is not None and end.local is not None}

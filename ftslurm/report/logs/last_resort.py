@@ -47,6 +47,7 @@ _COUNTED = pattern(
 _HARMLESS = pattern(
     r"(?i)\b(?:warn(?:ing)?|info|debug|deprecat\w+|note|hint)\b|\[?[WID]\d{3,4} |\[[WI] |\w*Warning: "
     r"|: [IW] \S{1,200}:\d+\]"
+    r"|\b(?:error|failure) (?:rate|ratio|count|norm|bars?|margin|analysis|correction)\b"
     r"|\b(?:0|no|without|any) (?:errors?|fail\w+)|\b(?:errors?|failed|invalid)(?: ?rate)?\s?[:=]\s?[\d.]"
     r"|(?<!not )\b(?:written|saved) (?:to|in)\b"
     r"|\berrors?\W{1,4}\d+(?:\.\d|e-| ?%)|\bif\b.{0,80}\b(?:error|fail)"

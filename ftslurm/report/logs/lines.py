@@ -38,6 +38,7 @@ _HOST = pattern(
 _HOST_RANK = pattern(
     r"(\[(?P<host>[A-Za-z][\w.-]{0,60}):(?P<number>\d{1,5})\]:"
     r"|(?P<ip>(?:\d{1,3}\.){3}\d{1,3}) \[(?P<index>\d{1,6})\] ?"
+    r"|\[(?P<proc>\d{1,5})\] \[(?P<of>[A-Za-z][\w.-]{0,60}\d)\] "
     r"|\[(?P<task>\d{1,5})[:@](?P<node>[A-Za-z][\w.-]{0,60}\d[\w.-]{0,20})\]:? ?)"
 )
 _POD_NAME = pattern(r"([a-z][a-z0-9.-]{2,80}-\d{1,4}) ")  # behind a collector's time
@@ -347,7 +348,8 @@ def _outer(line: Line, label: re.Pattern[str], found: re.Match[str]) -> Line:
     if label is _STAMP:
         return line._replace(text=text)
     if label is _HOST_RANK:
-        number, host = found["number"] or found["index"] or found["task"], found["host"] or found["ip"] or found["node"]
+        number = found["number"] or found["index"] or found["proc"] or found["task"]
+        host = found["host"] or found["ip"] or found["of"] or found["node"]
         return line._replace(text=text, task=int(number), node=host)
     if label in (_TASK, _TAG, _RANK_TAG):
         return line._replace(text=text, task=int(found[1]))

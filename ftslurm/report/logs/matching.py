@@ -21,6 +21,7 @@ from ftslurm.report.logs.evidence import (
 from ftslurm.report.logs.origins import (
     earlier_end,
     is_explained,
+    logged_alike,
     logged_before,
     logged_last,
     lost_task,
@@ -102,8 +103,11 @@ class Matcher:
         self._add_killed_pods()
         self.errors |= later_aborts(self.errors, strong) | later_rendezvous(self.errors)
         if self.errors and all(error.message == f"exit code {error.exit_code}" for error in self.errors.values()):
+            for rank, alike in logged_alike(self._log, self.errors).items():
+                self.errors[rank], self.tails[rank] = alike
             # What a launcher observed first may be a reaction to another rank's error.
-            origin = named_before(self._log, self.errors)
+            bare = all(error.message == f"exit code {error.exit_code}" for error in self.errors.values())
+            origin = named_before(self._log, self.errors) if bare else None
             if origin is not None:
                 self.errors[origin[0].rank], self.tails[origin[0].rank] = origin
 

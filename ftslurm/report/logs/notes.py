@@ -50,6 +50,7 @@ _NO_COMMAND = pattern(
     r": command not found$"
 )
 _THREAD = pattern(r"Exception in thread (.{1,80}?):?\s*$")
+_DEAD_THREAD = pattern(r"(?i)\bthread\b.{0,60}\b(?:dead|died|not alive|has (?:ended|failed|stopped|crashed))\b")
 _OVER_BUDGET = pattern(r"\bWorker \S{1,80} .{0,40}?(exceeded \d{1,3}% memory budget)")
 _NOT_FOUND = pattern(
     r"(?:^|[/\s])[\w./-]{0,200}: line \d{1,6}: (?:module|ml|conda|mamba|micromamba|pyenv|spack|source|activate|nvm)\b"
@@ -87,6 +88,7 @@ def notes_on(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError], k
         dead = next((found for line in log.lines if (found := DEAD_NODE.search(line.text))), None)
         notes += [f"Ray: node {dead['node']} was marked dead: {dead['why']}"] if dead is not None else []
         notes += _on_directory(log, errors) + _on_fabric(log, errors) + _on_memory(log, errors) + _on_shell(log, errors)
+        notes += _on_threads(log, errors)
     refused = all(error.exception is None or error.exception.type == "SystemExit" for error in errors.values())
     return notes + (_on_broken_lines(log) if errors and refused else []) + _on_survived(log, finder, errors)
 
@@ -145,6 +147,23 @@ def _on_memory(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
         return []
     found = [each[1] for line in log.lines if (each := _OVER_BUDGET.search(line.text)) is not None]
     return [f"{plural(len(found), 'worker')} had {found[-1]} and been ended for it"] if found else []
+
+
+def _on_threads(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
+    """Return what had ended the thread of which a failure says that it is dead."""
+    first = min(errors.values(), key=lambda error: error.order)
+    text = first.exception.message if first.exception is not None else first.message
+    if _DEAD_THREAD.search(text) is None:
+        return []
+    ended = [each for _, raised in log.raised for each in raised if each.end < first.order and _thread_of(log, each)]
+    return [f"{_thread_of(log, ended[-1])} had ended: {_first_line(ended[-1])}{_own_place(ended[-1])}"] if ended else []
+
+
+def _thread_of(log: AttemptLog, raised: Raised) -> str:
+    """Return the thread that an exception ended: ``thread uploader``; empty: it ended none."""
+    at = bisect_left(log.lines, raised.begin, key=number_of)
+    named = _THREAD.search(log.lines[at - 1].text) if at else None
+    return f"thread {named[1]}" if named is not None else ""
 
 
 def _on_shell(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
@@ -248,13 +267,12 @@ def ended_thread(log: AttemptLog, end: JobEnd) -> str:
     """
     for _, raised in log.raised:
         for each in reversed(raised):
-            at = bisect_left(log.lines, each.begin, key=number_of)
-            named = _THREAD.search(log.lines[at - 1].text) if at else None
-            if named is None or each.end > end.number:
+            thread = _thread_of(log, each).removeprefix("thread ")
+            if not thread or each.end > end.number:
                 continue
             count = log.between(each.end, end.number)
             if count <= STALL_LINES:
-                return f"{THREAD}{named[1]}, {_first_line(each)}{_own_place(each)}; {plural(count, 'line')} followed"
+                return f"{THREAD}{thread}, {_first_line(each)}{_own_place(each)}; {plural(count, 'line')} followed"
     return ""
 
 

@@ -21,6 +21,8 @@ from ftslurm.report.logs.success import says_completed, works
 from ftslurm.report.logs.tracebacks import names_rank
 
 QUOTE_LIMIT = 200
+_LABEL = pattern(r"^[\[(]?(?i:rank)[ =:_-]?\d{1,6}[\])]?:? ")
+"""Of a program's own, at the begin of what it logs."""
 OF_RUNTIME = pattern(r"\.(?:cc|cpp|h|hpp):\d+\]")
 """In lines of the runtime of collectives, which tell of connections, too."""
 _DIGITS = pattern(r"\d+")
@@ -91,6 +93,30 @@ def logged_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | Non
             first_line, first_text = _first_of_block(log, line, text, rank)
             return replace(record(rank, "exit", first_text, first_line.number), node=log.node_of(line)), first_line.text
     return None
+
+
+def logged_alike(log: AttemptLog, errors: dict[int, RankError]) -> dict[int, Origin]:
+    """Return the error that several ranks logged last in the same words, by rank; empty: there is no such."""
+    found: dict[int, tuple[Line, str]] = {}
+    for line in log.lines:
+        rank = _rank_of(log, line, 200)
+        text = logged_error(line.text) if rank is not None and line.number not in log.covered else None
+        if rank is not None and text is not None and "ProcessGroup" not in line.text and not goes_on_without(text):
+            found[rank] = line, _LABEL.sub("", text)
+        elif rank is not None and works(line.text):
+            found.pop(rank, None)
+    alike = len({_DIGITS.sub("#", text) for _, text in found.values()}) == 1
+    if not alike or len(found) < 2 or not set(errors) <= set(found):
+        return {}
+    origins: dict[int, Origin] = {}
+    for rank, (line, text) in found.items():
+        # The launcher states the codes of some of them only.
+        error = replace(record(rank, "exit", text, line.number), node=log.node_of(line))
+        known = errors.get(rank)
+        if known is not None:
+            error = replace(error, node=error.node or known.node, local_rank=known.local_rank, quotes=known.quotes)
+        origins[rank] = error, text
+    return origins
 
 
 def named_before(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:

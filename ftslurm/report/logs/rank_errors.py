@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ftslurm.dataclasses import replace
@@ -9,6 +10,7 @@ from ftslurm.failures.catalogue.memory import BY_BATCH_SYSTEM, BY_SLURM
 from ftslurm.failures.causes import classify
 from ftslurm.failures.exception_line import exception_in
 from ftslurm.failures.nccl_timeout import timeout_in
+from ftslurm.failures.own_code import is_library
 from ftslurm.failures.predicates import lost_child
 from ftslurm.failures.reason import CUT, by_distributed, links, reason
 from ftslurm.failures.traceback_text import open_frames
@@ -154,6 +156,17 @@ def _sole_host(log: AttemptLog) -> str | None:
         if (found := _LSF_HOST.match(line.text)) is not None:
             return None if _FURTHER_HOST.match(below.text) else found["host"]
     return None
+
+
+def with_caller(error: RankError, callers: Sequence[Raised]) -> RankError:
+    """Return the failure of a library's process with the call of the user's own code that had started it, if known."""
+    raised = error.exception
+    if raised is None or not raised.frames or len(callers) != 1 or callers[0].begin < error.order:
+        return error
+    own = [frame for frame in callers[0].exception.frames if not is_library(frame.file)]
+    if not own or any(not is_library(frame.file) for frame in raised.frames):
+        return error
+    return replace(error, exception=replace(raised, frames=(*own, *raised.frames)))
 
 
 def with_memory(log: AttemptLog, error: RankError) -> RankError:

@@ -44,6 +44,8 @@ TAGGED_RANK = pattern(
 )
 _OF_NUMPY = "_ARRAY_API not found"
 """Of a module for an older NumPy, with a traceback; if the import fails, another exception says so."""
+_AT_TOP = "An error has been caught in function '<module>', process 'MainProcess'"
+"""Of loguru, at the outermost call of a script."""
 _SPAWNED = pattern(r"-- Process (\d{1,6}) terminated with\b")
 _LOGGED = pattern(
     r"^[EWF]\d{4} \d\d:|^\[[EWF] \d{4}-|\b(?:ERROR|CRITICAL|WARNING|WARN|FATAL|EXCEPTION)\b"
@@ -92,6 +94,7 @@ class Raised:
         spawned: whether that rank is the number of a process of torch.multiprocessing.spawn.
         ignored: whether Python printed it and went on.
         by_hook: whether torch's hook printed it, which labels what nothing caught.
+        at_top: whether a logger states that it ended the script itself.
     """
 
     exception: ExceptionRecord
@@ -105,6 +108,7 @@ class Raised:
     spawned: bool = False
     ignored: bool = False
     by_hook: bool = False
+    at_top: bool = False
 
     @property
     def headline(self) -> str:
@@ -220,6 +224,7 @@ def _raised(lines: Sequence[Line], found: traceback_text.Traceback, after: int =
         rank,
         caught,
         spawned=spawned is not None,
+        at_top=_AT_TOP in before,
         ignored=found.ignored
         or message == _OF_NUMPY
         or _is_below_ignored(lines, found.first)
