@@ -28,6 +28,11 @@ _UNFINISHED = pattern(r"\bunexpected pos \d+ vs \d+")  # of torch.save, at the e
 _AGAIN_LIMIT = 200  # characters
 _CLEANUP = pattern(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
 """Functions that a ``finally`` or a handler calls to clean up."""
+_LAST_SAVE = pattern(
+    r"(?:\w+\.)?_*(?:(?:emergency|crash|rescue|final|last)_?\w*|\w*on_(?:error|failure|crash|exception)"
+    r"|(?:save|dump|flush|upload|notify|alert|report)_\w*(?:crash|error|fail|emergency|state|checkpoint|ckpt)\w*)"
+)
+"""Functions that a handler calls to save what can be saved, or to report the failure."""
 _CLOSES = pattern(r"\.(?:close|terminate|join|shutdown|release|cleanup|stop)\(")
 _CODE = pattern(r"-?\d*")
 _REFERS = pattern(r"(?i)\bsee (?:the )?(?:inner|above|previous|original|causing) (?:exception|error)")
@@ -135,7 +140,8 @@ def _masked(exception: ExceptionRecord) -> ExceptionRecord | None:
     behind = next((each for each in _contexts(masked) if _in_exit(exception, each)), None)
     masked = behind or masked
     closes = _closes_nothing(exception, masked)
-    if not (exception.masks or closes or _in_exit(exception, masked) or _UNFINISHED.search(exception.message)):
+    cleans_up = closes or _in_exit(exception, masked) or _saves_last(exception, masked)
+    if not (exception.masks or cleans_up or _UNFINISHED.search(exception.message)):
         return None
     if not masked.type.endswith(("Error", "Exception", "Interrupt", "Exit")) and not masked.message:
         return None  # a StopIteration and the like, which only ends a loop
@@ -230,6 +236,18 @@ def _in_exit(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
     for frame, inner in pairwise(exception.frames):
         if (frame.file, frame.function) == (passed.file, passed.function):
             return _CLEANUP.fullmatch(inner.function) is not None
+    return False
+
+
+def _saves_last(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
+    """Return whether it was raised by what a handler called to save, or to report, after a failure."""
+    # A lookup that fails is often no failure: its handler does something else instead.
+    if len(masked.frames) < 2:
+        return False
+    passed = masked.frames[0]
+    for frame, inner in pairwise(exception.frames):
+        if (frame.file, frame.function) == (passed.file, passed.function):
+            return _LAST_SAVE.fullmatch(inner.function) is not None
     return False
 
 

@@ -100,7 +100,8 @@ def _short_verdict(cause: Json, limit: int, width: int) -> str:
     raised = cause["raised_in"]
     own = (raised is None or not is_library(raised["file"])) and not cause["cause"].startswith("dataloader")
     bare = without_source(description) if own else description
-    return f"{titled} ({bare if len(titled) + len(bare) + 3 <= room else description})"
+    whole = len(titled) + len(description) + 3 <= room
+    return f"{titled} ({bare if not whole and len(titled) + len(bare) + 3 <= room else description})"
 
 
 def of_rank(failure: Json) -> bool:

@@ -70,7 +70,7 @@ def awaited_rank(this: RoundVerdict, found: Sequence[FailedWorker]) -> FirstFail
         where = location_of(beside.file, beside.line, beside.function, beside.source, this.cwd)
     if where is not None:
         of = f" (rank {own.rank})" if not records.culprits else ""
-        parties = "" if records.culprits else _places_of(found)
+        parties = "" if records.culprits else _places_of(this, own.rank, f"{where['shown']}:{where['line']}")
         hang = {**hang, "where": parties or f"at {where['shown']}:{where['line']}{of}"}
     return replace(
         first,
@@ -93,14 +93,22 @@ def _with_traceback(advice: str | None) -> str | None:
     return None if advice is None else advice.replace("the stacks below show where it is", "its traceback shows where")
 
 
-def _places_of(failed: Sequence[FailedWorker]) -> str:
-    """Return where ranks were that waited at two places: ``rank 0 at train.py:40, rank 1 at train.py:26``."""
-    places: dict[str, list[int]] = {}
-    for each in failed:
-        frame = own_frame(each.frames) if each.frames else None
-        if frame is None:
-            return ""
-        places.setdefault(f"{frame.file.rpartition('/')[2]}:{frame.line}", []).append(each.rank)
+def _places_of(this: RoundVerdict, rank: int, place: str) -> str:
+    """Return where ranks were that waited at two places: ``rank 0 at train.py:40, rank 1 at train.py:26``.
+
+    Args:
+        this: the round.
+        rank, place: where one of them was, which gloo aborted perhaps.
+    """
+    at = [(each.rank, own_frame(each.frames).place if each.frames else "") for each in this.failed]
+    at += [(each.rank, each.where or "") for group in this.following.values() for each in group]
+    places: dict[str, list[int]] = {place.rpartition("/")[2]: [rank]}
+    for other, where in dict(at).items():
+        if other != rank:
+            # Without its function.
+            places.setdefault(where.rpartition("/")[2].partition(" ")[0], []).append(other)
+    if "" in places:
+        return ""
     those = (f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)} at {place}" for place, ranks in places.items())
     return ", ".join(those) if len(places) == PLACES else ""
 

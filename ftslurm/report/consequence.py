@@ -73,6 +73,7 @@ PARTED = (
 _OPPOSITE = (
     "The ranks wait for each other in transfers that do not match: compare peer, tag, group and size on both sides."
 )
+PORT = "An adapter reported an error by itself: check that port, its cable and switch (ibstat, perfquery) on that node."
 ALL_RECEIVE = "All ranks wait to receive, and none of them sends: let one send first, or use isend and irecv."
 IN_ONE_CALL = (
     "Look for a rank that is missing among these; if none is, all waited in the same call: suspect the network, or a"
@@ -191,6 +192,11 @@ def waiting_places(failed: Sequence[FailedWorker], following: Mapping[str, Seque
         places.setdefault(follower.where or "", set()).add(follower.rank)
     places.pop("", None)
     return sorted(((place, tuple(sorted(ranks))) for place, ranks in places.items()), key=lambda one: -len(one[1]))
+
+
+def is_event_of_port(note: str) -> bool:
+    """Whether a note on a log states an event of an adapter, see `ftslurm.report.logs.notes`."""
+    return ": NET/IB" in note and " event" in note
 
 
 def only_receive(failed: Sequence[FailedWorker]) -> bool:

@@ -50,6 +50,7 @@ _SIZES = pattern(r"size mismatch for (\S{1,200}: \[[\d, ]*\]) in the checkpoint,
 _COMPLETION = pattern(r"NET/IB ?: ?Got completion from peer (\S{3,60}) with status=(\w{1,40})(?P<rest>[^\n]{0,600})$")
 _ADAPTER = pattern(r"\bhca (\w{1,40})")
 _SOURCE = pattern(r"(?:\[ERROR\] )?(?<=\W)(\w{2,8} error) in: \S{1,200}\.(?:cpp|hpp|cc|cu|h):\d+[:,] ")
+_OF_ENROOT = pattern(r"\[ERROR\] URL https?://(\S{1,300}) returned error code: ")
 _FUNCTION = pattern(r"(?<=[ (])socket\w{4,20}: (?=[A-Za-z])")
 _FROM = pattern(r" \((?:from|raised from) \w+(?:Error|Exception)\b.*\)$")  # what an exception was raised from
 _BEHIND_TYPE, _END = 12, 24
@@ -111,6 +112,7 @@ def shortened(text: str, room: int) -> str:
         (_OF_COMMAND, r"\1"),
         (_BY_NCCL, _nccl),
         (_SOURCE, r"\1: "),
+        (_OF_ENROOT, r"\1: "),
         (_FUNCTION, ""),
         (_SIZES, r"\1 saved, \2"),
         (_COMPLETION, _completion),

@@ -51,6 +51,7 @@ _TRIED = pattern(
     r"client socket has timed out after \d+ ?m?s while trying to connect to"
     r" \((?P<host>[^,()\s]{1,200}), (?P<port>\d{1,5})\)"
 )
+_ERRNO = pattern(r"failed to connect to .{1,200}?\(errno: \d{1,4} - ([A-Z][\w ]{3,60})\)")
 _OF_CLIENT = pattern(r"Remote|Connect|HTTP|URL|Timeout|Fault|R[pP][cC]|EOFError|BrokenPipe")
 """Of types of exceptions by which a program notices that its server failed."""
 SWALLOWED = "it ended with exit code 0: a pipe or || hides exit codes (set -o pipefail), or a background process failed"
@@ -86,6 +87,7 @@ def of_rank(
         *_recursion(worker),
         *_forward_call(worker, tails),
         *_connecting_elsewhere(files, worker),
+        *_not_connected(worker, tails),
         *_others_named(files, worker),
         *sender(files, worker),
         *_others_reported(files, failed, worker),
@@ -126,6 +128,14 @@ def _native_thread(worker: FailedWorker) -> list[str]:
     if frame is None:
         return []
     return [f"a thread of a library crashed; the main thread was at {frame.place.rpartition('/')[2]}"]
+
+
+def _not_connected(worker: FailedWorker, tails: Sequence[LogTail]) -> list[str]:
+    """Return the system's reason why a rank's socket could not connect, which torch's message leaves out."""
+    if worker.cause.name != "master-unreachable":
+        return []
+    found = [each[1] for tail in tails for each in _ERRNO.finditer(tail.text)]
+    return [f"its socket could not connect: {found[-1]}"] if found and found[-1] not in worker.what else []
 
 
 def _connecting_elsewhere(files: RoundFiles, worker: FailedWorker) -> list[str]:

@@ -227,6 +227,8 @@ def _of_worker(snapshot: Snapshot, clocks: Clocks, this: RoundVerdict) -> FirstF
         advice = consequence.IN_ONE_CALL
     if collective_timeouts.are_mismatched(files, this.failed):
         advice = consequence.PARTED
+    if not recorded and worker.cause.cascade and any(map(consequence.is_event_of_port, snapshot.notes)):
+        advice = consequence.PORT
     advice = advice or first.advice or advice_on(worker, tails, same, recent)
     known_sender = sender(files, worker)
     if known_sender:

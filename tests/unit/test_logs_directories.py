@@ -396,6 +396,14 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
         },
         "no failure found",
     ),
+    "torchrun's logs in a folder for each node": (
+        {
+            "slurm-7.out": "step 1\n",
+            **{f"torchlogs/r{n}/7_abcdefg{n}/attempt_0/{local}/stderr.log": "" for n in (1, 2) for local in (0, 1)},
+            "torchlogs/r2/7_abcdefg2/attempt_0/1/stderr.log": INDEX.replace("rank2", "rank3"),
+        },
+        "FAILED: local rank 1 on r2: IndexError: list index out of range",
+    ),
     "nothing but an output without a job's number": (
         {"train.o": "step 1\n" + INDEX},
         "FAILED: some rank: IndexError: list index out of range",

@@ -56,7 +56,8 @@ _NOT_FOUND = pattern(
     r"(?:^|[/\s])[\w./-]{0,200}: line \d{1,6}: (?:module|ml|conda|mamba|micromamba|pyenv|spack|source|activate|nvm)\b"
     r".{0,80}: (?:command not found|No such file or directory)$|(?:^|: )\S{1,200}/activate: No such file or directory$"
     r"|^(?:module|ml|conda|mamba|spack): (?:command )?not found$"
-    r"|Unable to locate a modulefile for|CommandNotFoundError: Your shell has not been|EnvironmentNameNotFound"
+    r"|Unable to locate a modulefile for|The following module\(s\) are unknown:|CondaError: Run 'conda init'"
+    r"|CommandNotFoundError: Your shell has not been|EnvironmentNameNotFound"
 )
 _OF_ENVIRONMENT = frozenset(("SyntaxError", "ImportError", "ModuleNotFoundError", "IndentationError"))
 _OWN_NAME = pattern(r"^[\[(]?[Rr]ank[ =:_-]?\d{1,6}[\])]?[:,|]? ?")
@@ -172,8 +173,13 @@ def _on_shell(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
     if not raised or not set(raised) <= _OF_ENVIRONMENT:
         return []
     first = min(error.order for error in errors.values())
-    missing = next((line.text for line in log.lines if line.number < first and _NOT_FOUND.search(line.text)), "")
-    return [f'the environment may be another one: "{missing.strip()[:100]}" above'] if missing else []
+    at = next((i for i, line in enumerate(log.lines) if line.number < first and _NOT_FOUND.search(line.text)), None)
+    if at is None:
+        return []
+    missing = log.lines[at].text.strip()
+    if missing.endswith(":"):
+        missing += f" {log.lines[at + 1].text.strip()}"
+    return [f'the environment may be another one: "{missing[-100:]}" above']
 
 
 def _on_survived(log: AttemptLog, finder: Finder, errors: Mapping[int, RankError]) -> list[str]:

@@ -30,6 +30,8 @@ BESIDE_NS = 120 * 10**9
 BEFORE_NS = 10**9
 """Time after the last line of the ranks in which the launcher writes its table."""
 MAX_RUNS, MAX_ATTEMPTS = 4096, 64
+DEEPER = 2
+"""Further levels of folders in which the agents' ones are sought."""
 
 _ATTEMPT = pattern(r"attempt_(\d{1,6})")
 _LOCAL = pattern(r"\d{1,5}")
@@ -88,9 +90,13 @@ def _runs(path: Path) -> list[Path]:
     found = [path / name for name in below[:MAX_RUNS] if any(map(_ATTEMPT.fullmatch, folders(path / name)))]
     if found:
         return found
-    # Of a job's directory, in which the log directory is one of several.
-    deeper = [path / name / inner for name in below[:MAX_RUNS] for inner in folders(path / name)[:MAX_RUNS]]
-    return [each for each in deeper[:MAX_RUNS] if any(map(_ATTEMPT.fullmatch, folders(each)))]
+    # Of a job's directory, in which the log directory is one of several, or has a folder for each node.
+    deeper = [path / name for name in below[:MAX_RUNS]]
+    for _ in range(DEEPER):
+        deeper = [each / inner for each in deeper for inner in folders(each)[:MAX_RUNS]][:MAX_RUNS]
+        if found := [each for each in deeper if any(map(_ATTEMPT.fullmatch, folders(each)))]:
+            break
+    return found
 
 
 def _together(runs: list[Path]) -> list[Path]:
@@ -181,9 +187,10 @@ def _round(
     errors: dict[int, RankError] = {}
     tails: dict[int, tuple[LogTail, ...]] = {}
     unknown = UNKNOWN
+    of_nodes = len({run.parent for run in runs}) == len(runs)
     for run, group, first in zip(runs, groups, firsts, strict=True):
         # The name of a folder stands for its node where there are several.
-        node = run.name if len(runs) > 1 else UNNAMED
+        node = (run.parent if of_nodes else run).name if len(runs) > 1 else UNNAMED
         workers = []
         for each in group:
             problems += each.problems
