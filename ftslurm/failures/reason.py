@@ -29,7 +29,7 @@ _AGAIN_LIMIT = 200  # characters
 _CLEANUP = pattern(r"__a?exit__|_*(close|clean_?up|shut_?down|tear_?down|finalize|release|destroy_process_group)")
 """Functions that a ``finally`` or a handler calls to clean up."""
 _LAST_SAVE = pattern(
-    r"(?:\w+\.)?_*(?:(?:emergency|crash|rescue|final|last)_?\w*|\w*on_(?:error|failure|crash|exception)"
+    r"(?:\w+\.)?_*(?:(?:emergency|crash|rescue)_?\w*|\w*on_(?:error|failure|crash|exception)"
     r"|(?:save|dump|flush|upload|notify|alert|report)_\w*(?:crash|error|fail|emergency|state|checkpoint|ckpt)\w*)"
 )
 """Functions that a handler calls to save what can be saved, or to report the failure."""
