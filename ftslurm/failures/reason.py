@@ -33,7 +33,7 @@ _LAST_SAVE = pattern(
     r"|(?:save|dump|flush|upload|notify|alert|report)_\w*(?:crash|error|fail|emergency|state|checkpoint|ckpt)\w*)"
 )
 """Functions that a handler calls to save what can be saved, or to report the failure."""
-_CLOSES = pattern(r"\.(?:close|terminate|join|shutdown|release|cleanup|stop)\(")
+_CLOSES = pattern(r"\.(?:close|terminate|join|shutdown|release|cleanup|stop|finish|flush)\(")
 _CODE = pattern(r"-?\d*")
 _REFERS = pattern(r"(?i)\bsee (?:the )?(?:inner|above|previous|original|causing) (?:exception|error)")
 _CAUGHT = pattern(r"\w+: Caught (?P<type>\w+) (?P<where>in .+?)\.?")

@@ -10,7 +10,7 @@ from ftslurm.failures.causes import Evidence, classify
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import Attempt, Scheduler, Snapshot, StepEnd
 from ftslurm.report.first_failure import FirstFailure
-from ftslurm.report.wording import SILENT, brief
+from ftslurm.report.wording import RAISED, STANDING, brief
 from ftslurm.slurm.job_now import changed_limit
 from ftslurm.text import duration, names, safe
 
@@ -58,7 +58,7 @@ def verdict(view: Scheduler | None) -> tuple[str, str] | None:
         if view.source == "log" and view.reason == "Requeued":
             return CANCELLED, "requeued (by a user, an administrator or Slurm)"
         if view.source == "log" and view.reason:
-            only = view.reason.startswith(SILENT)
+            only = view.reason.startswith((*STANDING, RAISED))
             return CANCELLED, f"cancelled by a user; {view.reason}" if only else view.reason
         user = "a user" if view.cancelled_by is None else f"uid {view.cancelled_by}"
         return CANCELLED, f"cancelled by {user}"

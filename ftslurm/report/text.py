@@ -40,10 +40,7 @@ from ftslurm.report.sections import (
 )
 from ftslurm.report.stopped import blames_a_rank, is_interrupted, stop_hint
 from ftslurm.report.wording import (
-    SILENT,
-    STACKS,
-    STALLED,
-    THREAD,
+    STANDING,
     Json,
     after,
     crashes,
@@ -192,7 +189,7 @@ def _stopped(report: Json, style: Style) -> list[str]:
     lines = style.title(title, f": {reason}", "yellow", most=3)
     code = _exit(report) if report["source"] == SOURCE or report["exit_code"] is not None else ""
     still = standstill_of(report)
-    silent = any(each in reason for each in (SILENT, STACKS, STALLED, THREAD))  # of a log
+    silent = any(each in reason for each in STANDING)  # of a log
     blame = "" if still is not None or silent or blames_a_rank(report) else "no rank is to blame"
     lines += style.wrapped("; ".join(p for p in (where, code, blame) if p))
     lines += [line for text in still_lines(still) for line in style.wrapped(text)]

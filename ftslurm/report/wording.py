@@ -45,6 +45,10 @@ THREAD = "a thread of it had ended: "
 """Begins what a log shows in which a thread ended by an exception, and little was printed after that."""
 STACKS = "by the stacks in the log: "
 """Begins what a log with stacks shows of it."""
+STANDING = (SILENT, STALLED, THREAD, STACKS)
+"""Begin what a log shows of a job that had perhaps hung."""
+RAISED = "when it was stopped, it raised "
+"""Begins what a log shows of a program that could not end in order."""
 
 
 def brief(text: str) -> str:

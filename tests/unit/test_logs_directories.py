@@ -396,6 +396,16 @@ DIRECTORIES: dict[str, tuple[dict[str, str], str]] = {
         },
         "no failure found",
     ),
+    "ranks that had failed before srun ended the others": (
+        {
+            **{f"node{n}.log": LOST_STORE.format(file="store.py", error="DistStoreError") for n in (0, 1, 3)},
+            "node2.log": "waiting for /scratch to be mounted\n",
+            "slurm-90.out": "".join(f"srun: error: sn4{n}: task {n}: Exited with exit code 1\n" for n in (0, 1, 3))
+            + "slurmstepd: error: *** STEP 90.0 ON sn40 CANCELLED AT 2026-11-27T02:27:22 ***\n"
+            + "srun: error: sn42: task 2: Terminated\n",
+        },
+        "DistStoreError",
+    ),
     "torchrun's logs in a folder for each node": (
         {
             "slurm-7.out": "step 1\n",

@@ -50,6 +50,7 @@ class Assigner:
         """Give the reasons of unknown ranks to the ranks that ended so, where that is certain."""
         unnamed = [each for each in unnamed if not (self._is_of_aborted(each) or self._is_of_raised(each))]
         unnamed = self._match_sources(unnamed, ends)
+        unnamed = self._of_only_task(unnamed, ends)
         in_table = {rank: end for rank, end in ends.items() if end.raised is not None}
         for rank, end in in_table.items():
             assert end.raised is not None
@@ -110,6 +111,16 @@ class Assigner:
             if len(by_exit) == 1 and isinstance(each.thing, Raised):
                 self._errors[number] = with_first(self._errors[number], next(iter(by_exit)))
             self._tails[number] = each.tail
+
+    def _of_only_task(self, unnamed: list[Found], ends: Mapping[int, End]) -> list[Found]:
+        """Return the first of several exceptions of the only process of a job: what follows is of the same one."""
+        own = list(ends.values())
+        alone = len(own) == 1 and own[0].by == "srun" and own[0].tasks == (0,) and own[0].code == 1
+        labelled = any(line.rank is not None or line.local is not None for line in self._log.lines)
+        if not alone or labelled or self._log.is_nested() or len(self._log.ends.processes) > 1:
+            return unnamed
+        raised = [each for each in unnamed if isinstance(each.thing, Raised) and not follows(self._log, each.thing)]
+        return raised[:1] if len(raised) == len(unnamed) else unnamed
 
     def _copies(self, each: Found) -> int:
         """Return how often the last line of a traceback was printed: ranks that write at once tear the other lines."""

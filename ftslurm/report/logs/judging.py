@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ftslurm.dataclasses import dataclass, replace
+from ftslurm.failures.message_line import message_line
+from ftslurm.failures.own_code import is_library
+from ftslurm.failures.reason import reason
 from ftslurm.pattern import pattern
 from ftslurm.report.facts import RankError
 from ftslurm.report.logs.attempt_log import AttemptLog, of_launcher
@@ -34,9 +37,10 @@ from ftslurm.report.logs.rank_errors import (
 )
 from ftslurm.report.logs.silence import silence
 from ftslurm.report.logs.success import accounted_as_completed, says_zero, tests_passed
-from ftslurm.report.wording import STALLED
+from ftslurm.report.wording import RAISED, STALLED
 from ftslurm.text import names, ranges
 
+_REACTIONS = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 _GIVEN = pattern(
     r"\bWORLD_SIZE=\d+\b.{0,200}(?<![A-Z_])RANK=(\d{1,6})\b|(?<![A-Z_])RANK=(\d{1,6})\b.{0,200}\bWORLD_SIZE=\d"
     r"|\bJobEnvironment\(.{1,200}\bglobal_rank=(\d{1,6})"  # of submitit
@@ -103,8 +107,8 @@ def judge(lines: Sequence[Line], *, rank: int | None = None, node: str | None = 
     if job is not None and job.state == "CANCELLED" and any(number < job.number for number in log.ends.oom):
         job = None  # Slurm itself, at the limit of memory
     if job is not None and (first is None or job.number < first or _follow(log, errors, job)):
+        job = replace(job, why="; ".join(text for text in (_why(log, job), _after_stop(errors, job)) if text))
         errors, tails, state = {}, {}, job.state
-        job = replace(job, why=_why(log, job))
         failed_node = next(iter(nodes_of(job.node)), None) if job.state == "NODE_FAIL" else None
     elif log.ends.oom or any(end.oom for end in log.ends.processes):
         state = "OUT_OF_MEMORY"
@@ -253,6 +257,25 @@ def _went_well(log: AttemptLog, errors: Mapping[int, RankError]) -> bool:
     return zero or tests_passed(last.text)
 
 
+def _ended_before(log: AttemptLog, job: JobEnd) -> bool:
+    """Whether ranks had failed, by what was printed in the same file, before a job was ended from outside."""
+    part = log.part_of(job.number)
+    ended = (end for end in log.ends.processes if not end.stopped and end.code and end.number < job.number)
+    return any(log.part_of(end.number) == part for end in ended)
+
+
+def _after_stop(errors: Mapping[int, RankError], job: JobEnd) -> str:
+    """Return what the program itself raised when it was stopped from outside, as where it could not save."""
+    for error in sorted(errors.values(), key=lambda each: each.order):
+        raised = None if error.exception is None else reason(error.exception)
+        if raised is None or error.order < job.number or is_cascade(error) or raised.type in _REACTIONS:
+            continue
+        if not raised.frames or is_library(raised.frames[-1].file):
+            continue
+        return f"{RAISED}{raised.type}: {message_line(raised.message)} at {raised.frames[-1].place}"
+    return ""
+
+
 def _follow(log: AttemptLog, errors: Mapping[int, RankError], job: JobEnd) -> bool:
     """Whether all failures follow from a node's: their connections broke before Slurm noticed it.
 
@@ -267,6 +290,7 @@ def _follow(log: AttemptLog, errors: Mapping[int, RankError], job: JobEnd) -> bo
     if not all(is_cascade(error) for error in errors.values() if error not in bare or len(bare) == len(errors)):
         return False
     elsewhere = all(log.part_of(error.order) != log.part_of(job.number) for error in errors.values())
+    elsewhere = elsewhere and not _ended_before(log, job)
     return job.state == "NODE_FAIL" or (job.state == "CANCELLED" and bool(job.why) and elsewhere)
 
 

@@ -49,6 +49,9 @@ def silence(lines: Sequence[Line], end: JobEnd) -> str:
     found = [(time, line) for line in before if (time := _parsed(line.text[:_BEGINS], day)) is not None and time <= at]
     if len(found) < FEWEST:
         return ""
+    last = max(line.number for _, line in found)
+    if any(line.number > last and works(line.text) for line in before):
+        return ""  # of progress without a time it is not known when it was
     times = sorted(time for time, _ in found)
     usual = timedelta(seconds=max(median((b - a).total_seconds() for a, b in pairwise(times)), 1.0))
     silent = at - times[-1]
