@@ -230,25 +230,24 @@ def _closes_nothing(exception: ExceptionRecord, masked: ExceptionRecord) -> bool
 
 def _in_exit(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
     """Return whether it was raised in the cleanup that its context passed through, by their frames."""
-    if not masked.frames:
-        return False
-    passed = masked.frames[0]
-    for frame, inner in pairwise(exception.frames):
-        if (frame.file, frame.function) == (passed.file, passed.function):
-            return _CLEANUP.fullmatch(inner.function) is not None
-    return False
+    return _CLEANUP.fullmatch(_called_by_handler(exception, masked)) is not None
 
 
 def _saves_last(exception: ExceptionRecord, masked: ExceptionRecord) -> bool:
     """Return whether it was raised by what a handler called to save, or to report, after a failure."""
     # A lookup that fails is often no failure: its handler does something else instead.
-    if len(masked.frames) < 2:
-        return False
+    return len(masked.frames) >= 2 and _LAST_SAVE.fullmatch(_called_by_handler(exception, masked)) is not None
+
+
+def _called_by_handler(exception: ExceptionRecord, masked: ExceptionRecord) -> str:
+    """Return the function which the function that caught ``masked`` called, in which it was raised; empty: none."""
+    if not masked.frames:
+        return ""
     passed = masked.frames[0]
     for frame, inner in pairwise(exception.frames):
         if (frame.file, frame.function) == (passed.file, passed.function):
-            return _LAST_SAVE.fullmatch(inner.function) is not None
-    return False
+            return inner.function
+    return ""
 
 
 def judged(record: ErrorRecord) -> ExceptionRecord | None:

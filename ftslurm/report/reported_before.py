@@ -21,6 +21,8 @@ from ftslurm.report.facts import LogTail, RoundFiles
 from ftslurm.report.failed_worker import FailedWorker
 from ftslurm.text import cut_middle
 
+OUTPUTS = ("stderr", "stdout")
+_SURVIVED_LIMIT = 160  # characters of what was survived
 FOLLOWING = frozenset(
     ("EOFError", "BrokenPipeError", "CancelledError", "Empty", "ConnectionResetError", "ConnectionRefusedError",
      "FileNotFoundError", "TimeoutError")
@@ -123,7 +125,7 @@ def survived_by_one(failed: Sequence[FailedWorker], tails: Mapping[int, Sequence
         return ""
     (rank, raised), *_ = found.items()
     place = f" at {own_frame(raised.frames).place.rpartition('/')[2]}" if raised.frames else ""
-    text = cut_middle(f"{raised.type}: {message_line(raised.message)}", SURVIVED_LIMIT)
+    text = cut_middle(f"{raised.type}: {message_line(raised.message)}", _SURVIVED_LIMIT)
     return f"rank {rank} had caught {text}{place}, and gone on: its way may have parted there"
 
 
@@ -143,10 +145,6 @@ def behind_common(failed: Sequence[FailedWorker], tails: Mapping[int, Sequence[L
         return None
     one, why = found
     return replace(one, exception=why, frames=why.frames, traceback=None, exit_code=None, what=why.type)
-
-
-OUTPUTS = ("stderr", "stdout")
-SURVIVED_LIMIT = 160
 
 
 def output_before(files: RoundFiles, rank: int, then: int | None, stream: str = "stderr") -> str:

@@ -31,7 +31,9 @@ def condor_end(lines: Sequence[Line], i: int) -> End | None:
     number = lines[i].number
     if event["what"] == "was held":
         slot = _SLOT.search(below)
-        return End(number, "pod", f"HTCondor held the job: {below.strip()[:400]}", node=slot["node"] if slot else None)
+        return End(
+            number, "condor", f"HTCondor held the job: {below.strip()[:400]}", node=slot["node"] if slot else None
+        )
     if (killed := _SIGNALLED.match(below)) is not None:
         return with_code(End(number, "script", below.strip()), -int(killed["number"]))
     returned = _RETURNED.match(below)

@@ -19,7 +19,7 @@ class End:
     Attributes:
         number: of the line.
         by: what states it: "srun", "torchrun", "table", "deepspeed", "lightning", "spawn", "mpirun", "horovod",
-            "composer", "pdsh", "ssh", "parent", "shell", "script", "pod", "abort" (of MPI).
+            "composer", "pdsh", "ssh", "parent", "shell", "script", "pod", "condor", "abort" (of MPI).
         text: the line.
         rank, local, node, pid: of the process, as far as stated; ``tasks``: Slurm's.
         code: exit code.

@@ -94,7 +94,8 @@ class Finder:
                 if each.ignored or self._by_launcher(each) or self._is_reaction(each):
                     if refers(reason(each.exception).message):
                         self.callers.append(each)
-                        referring |= {of} if of is not None else set()
+                        if of is not None:
+                            referring.add(of)
                     continue
                 tail = self._log.tail(until(own, each.end, 20), each.numbers)
                 above = self._asserted(each) or (self._printed_above(each) if rank is not None else "")

@@ -157,14 +157,18 @@ def _on_threads(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
     if _DEAD_THREAD.search(text) is None:
         return []
     ended = [each for _, raised in log.raised for each in raised if each.end < first.order and _thread_of(log, each)]
-    return [f"{_thread_of(log, ended[-1])} had ended: {_first_line(ended[-1])}{_own_place(ended[-1])}"] if ended else []
+    return (
+        [f"thread {_thread_of(log, ended[-1])} had ended: {_first_line(ended[-1])}{_own_place(ended[-1])}"]
+        if ended
+        else []
+    )
 
 
 def _thread_of(log: AttemptLog, raised: Raised) -> str:
-    """Return the thread that an exception ended: ``thread uploader``; empty: it ended none."""
+    """Return the name of the thread that an exception ended; empty: it ended none."""
     at = bisect_left(log.lines, raised.begin, key=number_of)
     named = _THREAD.search(log.lines[at - 1].text) if at else None
-    return f"thread {named[1]}" if named is not None else ""
+    return named[1] if named is not None else ""
 
 
 def _on_shell(log: AttemptLog, errors: Mapping[int, RankError]) -> list[str]:
@@ -273,7 +277,7 @@ def ended_thread(log: AttemptLog, end: JobEnd) -> str:
     """
     for _, raised in log.raised:
         for each in reversed(raised):
-            thread = _thread_of(log, each).removeprefix("thread ")
+            thread = _thread_of(log, each)
             if not thread or each.end > end.number:
                 continue
             count = log.between(each.end, end.number)

@@ -52,7 +52,7 @@ def earlier_end(log: AttemptLog, errors: dict[int, RankError]) -> Origin | None:
         # Which of two files was written first cannot be seen.
         later = end.number >= first and log.part_of(end.number) in parts
         known = log.ranks_of(end) or end.stopped or end.oom or later
-        killed = end.signal in _KILLS or (end.by == "pod" and end.code is None)
+        killed = end.signal in _KILLS or (end.by in ("pod", "condor") and end.code is None)
         if not known and killed and not was_survived(log, end):
             silent = log.streamed_ranks() - errors.keys()
             rank = silent.pop() if len(silent) == 1 else unused(errors)

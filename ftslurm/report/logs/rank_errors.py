@@ -100,7 +100,7 @@ def of_end(end: End, rank: int) -> RankError:
     """Return the record of an end without a reason."""
     if end.signal is not None:
         error = replace(record(rank, "signal", end.signal, end.number), signal=end.signal)
-    elif end.code is None and end.by in ("pod", "abort"):
+    elif end.code is None and end.by in ("pod", "condor", "abort"):
         error = record(rank, "exit", end.text, end.number)
     elif end.code is None:
         error = record(rank, "exit", "failed; its exit code is not in the log", end.number)
